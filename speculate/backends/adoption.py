@@ -1,0 +1,120 @@
+"""From mlx-lm's caches to ours and back: the one place that knows which is which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import Final
+
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+from speculate.backends.arrays import RewindableArraysCache
+from speculate.backends.cache_list import RewindableCacheList
+from speculate.backends.group import StartsLate, join
+from speculate.backends.kv import RewindableKVCache
+from speculate.backends.quantized_kv import RewindableQuantizedKVCache
+from speculate.backends.rotating import RewindableRotatingKVCache
+from speculate.errors import CannotRewindError
+from speculate.protocols import Rollbackable
+
+ENTRY_POINTS: Final = "speculate.backends"
+"""Group of entry points: the class name of a cache -> a callable that adopts one."""
+
+_STOCK: Final = (KVCache, QuantizedKVCache, RotatingKVCache, ArraysCache)
+
+
+def adopt(caches: Sequence[object], *, position: int = 0) -> list[Rollbackable]:
+    """Move the content of a model's caches into one group that can take tokens back.
+
+    Args:
+        caches: One model's list; entries that are rewindable already are taken as they are.
+        position: For empty caches: text position of the first token to be fed.
+
+    Raises:
+        CannotRewindError: Names the first layer whose cache nothing here can rewind.
+            Nothing was moved.
+    """
+    for layer, cache in enumerate(caches):
+        reason = _why_not(cache)
+        if reason is not None:
+            raise CannotRewindError(f"layer {layer}: {reason}")
+    if caches and all(isinstance(cache, Rollbackable) for cache in caches):
+        return [cache for cache in caches if isinstance(cache, Rollbackable)]
+    length = max((_length(cache) for cache in caches), default=0)
+    adopted = join([_adopt_one(cache, length) for cache in caches])
+    if position:
+        for late in adopted:
+            if isinstance(late, StartsLate):
+                late.start_at(position)
+    return adopted
+
+
+def _why_not(cache: object) -> str | None:
+    """Why a cache cannot be adopted; `None` if it can."""
+    if isinstance(cache, Rollbackable):
+        return None
+    if type(cache) is CacheList:
+        return next((why for why in map(_why_not, cache.caches) if why is not None), None)
+    if type(cache) not in _STOCK and _third_party(cache) is None:
+        return (
+            f"no backend can rewind a {type(cache).__name__}. Write one (see 'Writing a "
+            f"backend') and name it in the entry points '{ENTRY_POINTS}'."
+        )
+    if _batch(cache) != 1:
+        return "batched caches are not supported yet; decode one sequence at a time"
+    return None
+
+
+def _batch(cache: object) -> int:
+    """Sequences in a cache; 0 where it is padded for several."""
+    if isinstance(cache, ArraysCache):
+        padded = cache.left_padding is not None or cache.lengths is not None
+        return 0 if padded else int(cache.batch_size)
+    if isinstance(cache, QuantizedKVCache) and cache.keys is not None:
+        return int(cache.keys[0].shape[0])
+    if isinstance(cache, KVCache | RotatingKVCache) and cache.keys is not None:
+        return int(cache.keys.shape[0])
+    return 1
+
+
+def _length(cache: object) -> int:
+    """Tokens in a cache, as far as it can tell: a recurrent state cannot."""
+    if isinstance(cache, Rollbackable):
+        return cache.length()
+    if isinstance(cache, CacheList):
+        return max((_length(member) for member in cache.caches), default=0)
+    if isinstance(cache, KVCache | QuantizedKVCache | RotatingKVCache):
+        return int(cache.offset)
+    return 0
+
+
+def _adopt_one(cache: object, length: int) -> Rollbackable:
+    if isinstance(cache, Rollbackable):
+        return cache
+    if isinstance(cache, CacheList):
+        return RewindableCacheList([_adopt_one(c, length) for c in cache.caches], cache)
+    if isinstance(cache, ArraysCache):
+        return RewindableArraysCache.adopt(cache, length)
+    if isinstance(cache, KVCache):
+        return RewindableKVCache.adopt(cache)
+    if isinstance(cache, QuantizedKVCache):
+        return RewindableQuantizedKVCache.adopt(cache)
+    if isinstance(cache, RotatingKVCache):
+        return RewindableRotatingKVCache.adopt(cache)
+    adopt_it = _third_party(cache)
+    if adopt_it is None:
+        raise CannotRewindError(f"no backend can rewind a {type(cache).__name__}")
+    return adopt_it(cache)
+
+
+def _third_party(cache: object) -> Callable[[object], Rollbackable] | None:
+    for entry in entry_points(group=ENTRY_POINTS, name=type(cache).__name__):
+        adopt_it: Callable[[object], Rollbackable] = entry.load()
+        return adopt_it
+    return None

@@ -1,0 +1,97 @@
+"""Several caches behind one layer: member by member, all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+import mlx.core as mx
+from mlx_lm.models.cache import CacheList
+from typing_extensions import override
+
+from speculate.backends.group import GroupMember, StartsLate, WritesInBlocks
+from speculate.backends.rows import check_trim
+from speculate.protocols import Rollbackable
+
+
+@final
+class RewindableCacheList(GroupMember, CacheList):
+    """`CacheList` of caches that can take tokens back.
+
+    Args:
+        members: The caches, in the order that the layer indexes them.
+        source: The cache of mlx-lm that `hand_back` refills.
+    """
+
+    def __init__(self, members: Sequence[Rollbackable], source: CacheList | None = None) -> None:
+        CacheList.__init__(self, *members)
+        self._members = list(members)
+        self._source = source
+
+    def hand_back(self) -> CacheList:
+        members = [member.hand_back() for member in self._members]
+        stock = self._source or CacheList()
+        stock.caches = tuple(members)
+        return stock
+
+    def length(self) -> int:
+        return max(member.length() for member in self._members)
+
+    @override
+    def is_trimmable(self) -> bool:
+        return all(member.is_trimmable() for member in self._members)
+
+    def can_trim(self, n: int, /) -> bool:
+        return all(member.can_trim(n) for member in self._members)
+
+    @override
+    def trim(self, n: int, /) -> int:
+        check_trim(self, self.group(), n)
+        for member in self._members:
+            member.trim(n)
+        return n
+
+    def start_speculation(self) -> None:
+        for member in self._members:
+            member.start_speculation()
+
+    def stop_speculation(self) -> None:
+        for member in self._members:
+            member.stop_speculation()
+
+    def open_block(self) -> None:
+        for member in self._blocks():
+            member.open_block()
+
+    def close_block(self, num_tokens: int, /) -> None:
+        for member in self._blocks():
+            member.close_block(num_tokens)
+
+    def abandon_block(self) -> None:
+        for member in self._blocks():
+            member.abandon_block()
+        # The layer may have failed between its members.
+        shortest = min(member.length() for member in self._members)
+        for cache in self._members:
+            if cache.length() > shortest:
+                cache.trim(cache.length() - shortest)
+
+    def _blocks(self) -> list[WritesInBlocks]:
+        return [member for member in self._members if isinstance(member, WritesInBlocks)]
+
+    def start_at(self, position: int, /) -> None:
+        for member in self._members:
+            if isinstance(member, StartsLate):
+                member.start_at(position)
+
+    def checkpoint(self) -> Callable[[], None]:
+        members = [member.checkpoint() for member in self._members]
+
+        def go_back() -> None:
+            for member in members:
+                member()
+
+        return go_back
+
+    def arrays(self) -> list[mx.array]:
+        return [array for member in self._members for array in member.arrays()]

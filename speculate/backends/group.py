@@ -1,0 +1,256 @@
+"""The caches of one list: they are rewound together, or not at all."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+import mlx.core as mx
+from typing_extensions import Protocol, runtime_checkable
+
+from speculate.errors import RewindError
+from speculate.protocols import Rollbackable
+
+RECORD_WINDOW: Final = 64
+"""Tokens that a speculating cache can always take back, if it was fed that many."""
+
+
+class GroupMember:
+    """Mixed into a cache that belongs to a `CacheGroup`. Holds nothing but the group."""
+
+    _group: CacheGroup | None = None
+
+    def group(self) -> CacheGroup | None:
+        """The caches that are rewound together with this one."""
+        return self._group
+
+    def join(self, group: CacheGroup) -> None:
+        """Become one of `group`."""
+        self._group = group
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """A cache that knows its group."""
+
+    def group(self) -> CacheGroup | None: ...
+    def join(self, group: CacheGroup, /) -> None: ...
+
+
+@runtime_checkable
+class WritesInBlocks(Protocol):
+    """A cache that needs to know where a forward begins and ends.
+
+    State caches do: their layer overwrites what would be needed to get back.
+    """
+
+    def open_block(self) -> None:
+        """A forward begins."""
+
+    def close_block(self, num_tokens: int, /) -> None:
+        """The forward is over, and fed `num_tokens` tokens."""
+
+    def abandon_block(self) -> None:
+        """The forward failed: be as `open_block` found you. Without one: do nothing."""
+
+
+@runtime_checkable
+class StartsLate(Protocol):
+    """A cache whose first row may stand for a later position than 0."""
+
+    def start_at(self, position: int, /) -> None:
+        """Say which text position the next token has. Only while the cache is empty."""
+
+
+class CacheGroup:
+    """Everything that the caches of one list share.
+
+    Knows where the last kept point is, what was fed since, and which tokens are *owed*:
+    kept, but to be fed again in front of the next block, because some layer could only
+    return to a point before them.
+    """
+
+    def __init__(self, members: Sequence[Rollbackable]) -> None:
+        # Weak, since every member holds the group: a cycle would keep large buffers
+        # alive until the garbage collector happens to run.
+        self._members = [weakref.ref(member) for member in members]
+        self._base: list[int] | None = None
+        self._log: list[mx.array] = []
+        self._owed: mx.array | None = None
+
+    def members(self) -> list[Rollbackable]:
+        """The caches, first layer to last."""
+        found = [member() for member in self._members]
+        return [member for member in found if member is not None]
+
+    def check_trim(self, asking: Rollbackable, n: int, /) -> None:
+        """Refuse a trim that a member in the same state as `asking` could not follow.
+
+        mlx-lm trims a list layer by layer. Members that were trimmed before in this pass
+        are shorter already, so those of equal length are the ones still to come.
+
+        Raises:
+            RewindError: Names the first layer that cannot take `n` tokens back.
+        """
+        length = asking.length()
+        for index, member in enumerate(self.members()):
+            if member.length() == length and not member.can_trim(n):
+                raise RewindError(
+                    f"cannot take back {n} tokens: layer {index} ({type(member).__name__}) "
+                    f"can not at length {length}. Start speculation before the tokens are fed, "
+                    "and take back no more than were fed since."
+                )
+
+    def replace(self, index: int, member: Rollbackable) -> None:
+        """Put another cache of the same length in the place of one, as quantising does."""
+        self._members[index] = weakref.ref(member)
+        if isinstance(member, Grouped):
+            member.join(self)
+
+    # One forward: called by a model's adapter.
+
+    @contextmanager
+    def block(self, tokens: mx.array, /) -> Iterator[mx.array]:
+        """Feed a block, all or nothing.
+
+        Args:
+            tokens: `(1, T)` ids.
+
+        Yields:
+            What to feed: `tokens`, behind the owed ones. If the body raises, what some of
+            the layers consumed already is taken back.
+        """
+        writers = [c for c in self.members() if isinstance(c, WritesInBlocks)]
+        for writer in writers:
+            writer.open_block()
+        owed = self.owed()
+        fed = tokens if owed is None else mx.concatenate([owed, tokens], axis=1)
+        try:
+            yield fed
+        except BaseException:
+            self._abandon(writers)
+            raise
+        for writer in writers:
+            writer.close_block(fed.shape[1])
+        if self._base is None:
+            self._owed = None
+        else:
+            self._log.append(fed)
+
+    def _abandon(self, writers: Sequence[WritesInBlocks]) -> None:
+        for writer in writers:
+            writer.abandon_block()
+        if self._base is None:
+            return
+        logged = sum(block.shape[1] for block in self._log)
+        for member, n in zip(self.members(), self._fed_by_member(), strict=True):
+            if n > logged:
+                member.trim(n - logged)
+
+    # One window: called by `speculation` and by the decoder.
+
+    def start(self) -> None:
+        """Mark the present as the kept point, and record from here on."""
+        self._mark()
+
+    def stop(self) -> None:
+        """Stop recording. Call `restore` first, unless everything fed is to stay."""
+        for member in self.members():
+            member.stop_speculation()
+        self._base = None
+        self._log = []
+
+    def fed(self) -> int:
+        """Tokens fed since the kept point, without those fed again because they were owed."""
+        return max(0, sum(block.shape[1] for block in self._log) - self._owed_rows())
+
+    def owed(self) -> mx.array | None:
+        """Tokens `(1, m)` that the next forward feeds in front of its own."""
+        return None if self._log else self._owed
+
+    def take_owed(self) -> mx.array | None:
+        """The owed tokens, which the caller now feeds itself. They are owed no more."""
+        owed, self._owed = self.owed(), None
+        return owed
+
+    def plan_keep(self, m: int, /) -> list[int]:
+        """Work out how many tokens each member takes back so that `m` stay.
+
+        Raises:
+            RewindError: A member can return neither there nor to any point before it.
+                Nothing was changed.
+        """
+        keep = (self._owed_rows() if self._log else 0) + min(m, self.fed())
+        for point in range(keep, -1, -1):
+            surplus = [max(0, n - point) for n in self._fed_by_member()]
+            pairs = zip(self.members(), surplus, strict=True)
+            if all(member.can_trim(n) for member, n in pairs):
+                return surplus
+        raise RewindError(f"cannot keep {m} of the {self.fed()} tokens fed: {self._culprit()}")
+
+    def apply_keep(self, m: int, surplus: list[int], /) -> None:
+        """Carry out what `plan_keep(m)` found, and make the result the kept point."""
+        kept = min(m, self.fed())
+        for member, n in zip(self.members(), surplus, strict=True):
+            if n:
+                member.trim(n)
+        if self._log:
+            self._settle_owed(self._owed_rows() + kept)
+        self._mark()
+
+    def restore(self) -> None:
+        """Return to the kept point."""
+        for member, n in zip(self.members(), self._fed_by_member(), strict=True):
+            if n:
+                member.trim(n)
+        self._mark()
+
+    def _settle_owed(self, keep: int) -> None:
+        """After a rewind: owe what is kept of the fed tokens and is in no cache any more."""
+        landed = max(self._fed_by_member(), default=0)
+        text = mx.concatenate(self._log, axis=1)[:, :keep]
+        self._owed = text[:, landed:] if landed < keep else None
+
+    def _mark(self) -> None:
+        members = self.members()
+        for member in members:
+            member.start_speculation()
+        self._base = [member.length() for member in members]
+        self._log = []
+
+    def _fed_by_member(self) -> list[int]:
+        if self._base is None:
+            raise RewindError("no speculation is running on these caches")
+        return [c.length() - b for c, b in zip(self.members(), self._base, strict=True)]
+
+    def _owed_rows(self) -> int:
+        return 0 if self._owed is None else self._owed.shape[1]
+
+    def _culprit(self) -> str:
+        pairs = zip(self.members(), self._fed_by_member(), strict=True)
+        for index, (member, n) in enumerate(pairs):
+            if not member.can_trim(n):
+                return f"layer {index} ({type(member).__name__}) cannot take back {n}"
+        return "no common point to return to"
+
+
+CacheT = TypeVar("CacheT", bound=Rollbackable)
+
+
+def join(caches: Sequence[CacheT]) -> list[CacheT]:
+    """Make caches one group: what is taken back from one is taken back from all."""
+    group = CacheGroup(caches)
+    for cache in caches:
+        if isinstance(cache, Grouped):
+            cache.join(group)
+    return list(caches)
+
+
+def group_of(caches: Sequence[object]) -> CacheGroup | None:
+    """The group that the caches of a list belong to; `None` for caches of mlx-lm."""
+    for cache in caches:
+        if isinstance(cache, Grouped):
+            return cache.group()
+    return None

@@ -1,0 +1,130 @@
+"""Everything a checkpoint's folder holds, by name: what the index lists and what files have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Final, cast
+
+import attrs
+
+from speculate.checkpoints.header import TensorEntry, file_size, parse_json, read_header
+from speculate.errors import CheckpointError
+
+JSON_LIMIT: Final = 64 * 2**20
+"""Longest index or config that is read, in bytes."""
+
+INDEX_SUFFIX: Final = ".safetensors.index.json"
+
+
+@attrs.frozen
+class Survey:
+    """The tensors of a checkpoint, without any of their bytes.
+
+    Attributes:
+        folder: Where it lies.
+        tensors: By name. Where two files hold one name, the index has decided.
+        files: Every file whose header was read.
+        listed: What the index says: tensor -> file. A file may be absent.
+        clashes: Names that two files hold and the index does not tell apart.
+        config: `config.json`, or nothing.
+    """
+
+    folder: Path
+    tensors: Mapping[str, TensorEntry]
+    files: tuple[Path, ...]
+    listed: Mapping[str, Path]
+    clashes: Mapping[str, tuple[Path, Path]]
+    config: Mapping[str, object]
+
+
+def survey(path: Path) -> Survey:
+    """Read the headers of a folder's safetensors files, or of one file.
+
+    Raises:
+        CheckpointError: A file is damaged, or the index points out of the folder.
+    """
+    if not path.is_dir():
+        return _merge(path.parent, [_safetensors_file(path)], {})
+    listed = _listed(path)
+    present = {file for file in set(listed.values()) if file.exists()}
+    present.update(_files(path, ".safetensors"))
+    return _merge(path, sorted(present), listed)
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Read a JSON object.
+
+    Raises:
+        CheckpointError: The file is no JSON object, or far too long for one.
+    """
+    if file_size(path) > JSON_LIMIT:
+        raise CheckpointError(f"{path}: is longer than {JSON_LIMIT} bytes")
+    return parse_json(path, path.read_bytes())
+
+
+def setting(config: Mapping[str, object], key: str) -> object:
+    """A value of a config: the text model's own, or that of the level above it."""
+    text = section(config, "text_config")
+    return text[key] if key in text else config.get(key)
+
+
+def section(config: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """An object within a config; empty where there is none."""
+    found = config.get(key)
+    return cast(Mapping[str, object], found) if isinstance(found, dict) else {}
+
+
+def _merge(folder: Path, files: Iterable[Path], listed: Mapping[str, Path]) -> Survey:
+    tensors: dict[str, TensorEntry] = {}
+    clashes: dict[str, tuple[Path, Path]] = {}
+    read = tuple(files)
+    for file in read:
+        for tensor in read_header(file).tensors:
+            other = tensors.get(tensor.name)
+            if other is None or listed.get(tensor.name) == file:
+                tensors[tensor.name] = tensor
+            if other is not None and listed.get(tensor.name) not in (file, other.path):
+                clashes[tensor.name] = (other.path, file)
+    config = folder / "config.json"
+    return Survey(
+        folder=folder,
+        tensors=tensors,
+        files=read,
+        listed=listed,
+        clashes=clashes,
+        config=read_json(config) if config.exists() else {},
+    )
+
+
+def _safetensors_file(path: Path) -> Path:
+    if path.exists() and path.suffix != ".safetensors":
+        raise CheckpointError(f"{path}: is no .safetensors file, and nothing else is opened")
+    return path
+
+
+def _files(folder: Path, suffix: str) -> list[Path]:
+    """Files by suffix; hidden ones are a file manager's, not a checkpoint's."""
+    names = (path for path in folder.iterdir() if path.name.endswith(suffix))
+    return sorted(path for path in names if not path.name.startswith("."))
+
+
+def _listed(folder: Path) -> dict[str, Path]:
+    listed: dict[str, Path] = {}
+    for index in _files(folder, INDEX_SUFFIX):
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict):
+            raise CheckpointError(f"{index}: has no 'weight_map' of names to files")
+        places = {name: _inside(folder, index, name) for name in set(map(str, names.values()))}
+        listed.update((tensor, places[str(name)]) for tensor, name in names.items())
+    return listed
+
+
+def _inside(folder: Path, index: Path, name: str) -> Path:
+    posix, windows = PurePosixPath(name), PureWindowsPath(name)
+    leaves = posix.is_absolute() or windows.drive or windows.root or ".." in windows.parts
+    if leaves or "\0" in name:
+        raise CheckpointError(f"{index}: lists {name!r}, which is outside its folder")
+    if posix.suffix != ".safetensors":
+        raise CheckpointError(f"{index}: lists {name!r}, which is not a safetensors file")
+    return folder / name

@@ -1,0 +1,180 @@
+"""The header of a safetensors file, read by hand: it may come from a stranger, and lie."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from speculate.errors import CheckpointError
+
+HEADER_LIMIT: Final = 16 * 2**20
+"""Longest header that is read, in bytes: over 100,000 tensors in one file."""
+
+RANK_LIMIT: Final = 16
+DIMENSION_LIMIT: Final = 2**48
+
+_BITS: Final = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
+}
+
+
+@attrs.frozen
+class TensorEntry:
+    """Where a tensor lies.
+
+    Attributes:
+        name: As on disk.
+        dtype: As on disk: `BF16`, `U32`, ...
+        shape: Its dimensions.
+        begin: First byte, counted from the end of the header.
+        end: The byte after its last.
+        path: The file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    path: Path
+
+
+@attrs.frozen
+class Header:
+    """What a file says of itself, checked against the size that it really has.
+
+    Attributes:
+        path: The file.
+        length: Bytes of the header itself, without the eight that tell this length.
+        tensors: In the order of their bytes.
+    """
+
+    path: Path
+    length: int
+    tensors: tuple[TensorEntry, ...]
+
+
+def read_header(path: Path) -> Header:
+    """Read a file's header, and none of its tensors.
+
+    Raises:
+        CheckpointError: The file is not a safetensors file, or its header does not fit
+            the bytes that are there. Names the file and the reason.
+    """
+    size = file_size(path)
+    try:
+        with path.open("rb") as file:
+            length = _header_length(path, size, file.read(8))
+            raw = file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    found = parse_json(path, raw)
+    found.pop("__metadata__", None)
+    tensors = [_entry(path, name, value) for name, value in found.items()]
+    tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
+    _check_layout(path, tensors, size - 8 - length)
+    return Header(path, length, tuple(tensors))
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a regular file.
+
+    Raises:
+        CheckpointError: There is none at `path`: nothing, a loop of links, a device.
+    """
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"{path}: is not a regular file")
+    return found.st_size
+
+
+def parse_json(path: Path, raw: bytes) -> dict[str, object]:
+    """Parse an object whose keys are all different.
+
+    Raises:
+        CheckpointError: `raw` is not such an object.
+    """
+    try:
+        found: object = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: holds {type(found).__name__}, not a JSON object")
+    return found
+
+
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"key {twice!r} appears twice")
+    return found
+
+
+def _header_length(path: Path, size: int, prefix: bytes) -> int:
+    if size < 8:
+        raise CheckpointError(f"{path}: is not a safetensors file: it has {size} bytes")
+    length = int.from_bytes(prefix, "little")
+    if length > HEADER_LIMIT:
+        raise CheckpointError(
+            f"{path}: is not a safetensors file, or a damaged one: it claims a header of "
+            f"{length} bytes, and at most {HEADER_LIMIT} are read"
+        )
+    if length > size - 8:
+        raise CheckpointError(
+            f"{path}: is cut short: it claims a header of {length} bytes and has {size} in all"
+        )
+    return length
+
+
+def _entry(path: Path, name: str, value: object) -> TensorEntry:
+    found = value if isinstance(value, dict) else {}
+    dtype, shape, span = found.get("dtype"), _sizes(found, "shape"), _sizes(found, "data_offsets")
+    if not isinstance(dtype, str) or shape is None or span is None or len(span) != 2:
+        raise CheckpointError(f"{path}: tensor {name!r} is not described as safetensors asks")
+    if len(shape) > RANK_LIMIT or any(side > DIMENSION_LIMIT for side in shape):
+        raise CheckpointError(f"{path}: tensor {name!r} has an impossible shape")
+    return TensorEntry(name, dtype, shape, span[0], span[1], path)
+
+
+def _sizes(described: Mapping[str, object], key: str) -> tuple[int, ...] | None:
+    value = described.get(key)
+    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+        return None
+    return tuple(value)
+
+
+def _check_layout(path: Path, tensors: Sequence[TensorEntry], size: int) -> None:
+    """Bytes must be described exactly once, as the format demands."""
+    position = 0
+    for tensor in tensors:
+        if tensor.begin != position or tensor.end < tensor.begin:
+            raise CheckpointError(
+                f"{path}: tensor {tensor.name!r} claims bytes {tensor.begin} to {tensor.end}, "
+                f"which overlap others or leave a hole at {position}"
+            )
+        bits = _BITS.get(tensor.dtype)
+        if bits is not None and prod(tensor.shape) * bits != (tensor.end - tensor.begin) * 8:
+            raise CheckpointError(
+                f"{path}: tensor {tensor.name!r} is {tensor.dtype} of shape {tensor.shape}, and "
+                f"claims {tensor.end - tensor.begin} bytes"
+            )
+        position = tensor.end
+    if position != size:
+        raise CheckpointError(
+            f"{path}: is cut short or damaged: its tensors take {position} bytes, {size} are there"
+        )

@@ -1,0 +1,127 @@
+"""Reading a head: whatever its layout was, one form comes out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import attrs
+import mlx.core as mx
+
+from speculate.checkpoints.experts import DENSE, is_expert, layouts, stack_experts
+from speculate.checkpoints.find import HeadFiles
+from speculate.checkpoints.folder import setting
+from speculate.checkpoints.fp8 import SUFFIX, unpack_blocks
+from speculate.checkpoints.names import is_known, rank, required
+from speculate.checkpoints.norms import Convention, NormDecision, decide, shift
+from speculate.checkpoints.quantization import Quantization, quantizations
+from speculate.checkpoints.tensors import read_tensors
+from speculate.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+DEDICATED: Final = "mtp_use_dedicated_embeddings"
+EMBEDDINGS: Final = ("embed_tokens.", "lm_head.", "shared_head.")
+
+
+@attrs.frozen(eq=False)
+class HeadTensors:
+    """A whole head, in the names and the form that mlx-lm's layers use.
+
+    Attributes:
+        weights: By name without prefix: `fc.weight`, `layers.0.self_attn.q_proj.weight`, ...
+            Norms hold gains; experts are stacked as `mlp.switch_mlp`.
+        quantization: By module; what is not in it is not quantised.
+        norms: What was decided on each group of norms, and why.
+        experts: How each layer's experts were stored: `dense` where it has none.
+        leftovers: Names on disk that no part of a head is known by. They were not read.
+    """
+
+    weights: Mapping[str, mx.array] = attrs.field(repr=False)
+    quantization: Mapping[str, Quantization]
+    norms: tuple[NormDecision, ...]
+    experts: tuple[str, ...]
+    leftovers: tuple[str, ...]
+
+
+def read_head(files: HeadFiles, *, norms: Convention | None = None) -> HeadTensors:
+    """Read a head's tensors, and nothing else of the files. Synchronises.
+
+    Args:
+        files: From `find_head`.
+        norms: How its norms are stored, where a person knows better; found out otherwise.
+
+    Raises:
+        CheckpointError: The head is not whole, or stored in a way that is not supported.
+            Names the tensor.
+    """
+    _refuse_embeddings(files)
+    leftovers = [name for name in files.tensors if not _is_part(name)]
+    weights = _read(files, leftovers)
+    experts = layouts(files.tensors)
+    _check_whole(files, weights, experts, leftovers)
+    decisions = decide(weights, files.trunk_is_raw, norms)
+    shift(weights, decisions)
+    quantization = quantizations(weights)
+    _check_plain(weights, quantization)
+    mx.eval(weights)
+    on_disk = tuple(files.prefix + name for name in leftovers)
+    if on_disk:
+        logger.warning("%s: no part of a head, left out: %s", files.folder, ", ".join(on_disk))
+    return HeadTensors(weights, quantization, decisions, tuple(experts), on_disk)
+
+
+def _is_part(name: str) -> bool:
+    plain = name.removesuffix(SUFFIX)
+    return is_known(plain) or is_expert(plain)
+
+
+def _read(files: HeadFiles, leftovers: Collection[str]) -> dict[str, mx.array]:
+    wanted = {name: t for name, t in files.tensors.items() if name not in leftovers}
+    weights = read_tensors(wanted)
+    if any(name.endswith(SUFFIX) for name in weights):
+        norm = weights.get("pre_fc_norm_hidden.weight")
+        dtype = mx.bfloat16 if norm is None else norm.dtype
+        weights = unpack_blocks(weights, files.config, dtype)
+    stack_experts(weights)
+    return weights
+
+
+def _refuse_embeddings(files: HeadFiles) -> None:
+    """A head that was trained with matrices of its own is not served by the trunk's."""
+    flag = setting(files.config, DEDICATED)
+    own = [name for name in files.tensors if name.startswith(EMBEDDINGS)]
+    if flag is False or not (own or flag):
+        return
+    what = f"{files.prefix}{own[0]}" if own else f"config.json: {DEDICATED}"
+    raise CheckpointError(
+        f"{files.folder}: the head has embeddings of its own ({what}), which is not supported"
+    )
+
+
+def _check_whole(
+    files: HeadFiles,
+    weights: Mapping[str, mx.array],
+    experts: Sequence[str],
+    leftovers: Sequence[str],
+) -> None:
+    with_experts = [index for index, layout in enumerate(experts) if layout != DENSE]
+    needed = required(max(len(experts), 1), with_experts)
+    for name, weight in weights.items():
+        if weight.ndim != rank(name):
+            raise CheckpointError(f"{files.prefix}{name}: has shape {weight.shape}")
+    missing = [files.prefix + name for name in needed if name not in weights]
+    if missing:
+        text = f"{files.folder}: holds part of a head only: {missing[0]} is missing"
+        text += f", and {len(missing) - 1} more" if missing[1:] else ""
+        text += f". Not understood: {', '.join(leftovers)}" if leftovers else ""
+        raise CheckpointError(text)
+
+
+def _check_plain(weights: Mapping[str, mx.array], packed: Collection[str]) -> None:
+    for name, tensor in weights.items():
+        module, _, part = name.rpartition(".")
+        plain = part == "weight" and module not in packed
+        if plain and not mx.issubdtype(tensor.dtype, mx.floating):
+            raise CheckpointError(f"{name}: is {tensor.dtype} in a packing that is not supported")

@@ -1,0 +1,68 @@
+"""Loading the trunk of a checkpoint that kept its head."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+from mlx_lm.models import qwen3_next
+from mlx_lm.utils import load_model
+from typing_extensions import override
+
+from speculate.checkpoints.folder import read_json
+from speculate.checkpoints.names import strip_prefix
+from speculate.protocols import StockModel
+
+
+class _Next(qwen3_next.Model):
+    """Qwen3-Next while it is loaded: what is not the trunk's is dropped first.
+
+    Stock's own `sanitize` does so for a raw checkpoint only. Where the experts are stacked
+    already it returns early, and strict loading then stumbles over the head.
+    """
+
+    @override
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        trunk = {name: array for name, array in weights.items() if strip_prefix(name) is None}
+        kept: dict[str, mx.array] = qwen3_next.Model.sanitize(self, trunk)
+        return kept
+
+
+def load_trunk(
+    folder: Path,
+    *,
+    lazy: bool = False,
+    model_config: dict[str, object] | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[StockModel, dict[str, object]]:
+    """Load a model as mlx-lm's `load_model` does, also from folders that this refuses.
+
+    Args:
+        folder: The checkpoint.
+        lazy: Leave reading the weights for when they are needed.
+        model_config: Entries that replace those of `config.json`.
+        trust_remote_code: Let the checkpoint bring Python code of its own.
+
+    Returns:
+        The model, of mlx-lm's own class, and its config.
+
+    Raises:
+        CheckpointError: There is no readable `config.json`.
+        Exception: Whatever mlx-lm raises for a checkpoint that it cannot load.
+    """
+    load = partial(
+        load_model,
+        folder,
+        lazy=lazy,
+        model_config=model_config,
+        trust_remote_code=trust_remote_code,
+    )
+    if read_json(folder / "config.json").get("model_type") != "qwen3_next":
+        return cast(tuple[StockModel, dict[str, object]], load())
+    model, config = load(get_model_classes=lambda config: (_Next, qwen3_next.ModelArgs))
+    if type(model) is _Next:
+        # Loaded, it is a stock model like any other.
+        object.__setattr__(model, "__class__", qwen3_next.Model)
+    return cast(StockModel, model), config

@@ -1,0 +1,1 @@
+"""One window over many caches, the round, and the decoder that runs rounds."""

@@ -1,0 +1,64 @@
+"""One forward of the target, and what came of it."""
+
+from __future__ import annotations
+
+from typing import cast, final
+
+import attrs
+import mlx.core as mx
+
+from speculate.protocols import Commit, Decision, Draft, Forward, Plan, Verdict
+
+
+@final
+@attrs.frozen(eq=False)
+class Block:
+    """The newest token and the drafts behind it, fed to the target together.
+
+    Attributes:
+        fed: `(1, 1 + drafted)` ids.
+        plan: Who drafted, and how much was asked for.
+        draft: The drafts.
+        out: The target's forward.
+        decision: What stands, on the device until read.
+    """
+
+    fed: mx.array
+    plan: Plan
+    draft: Draft
+    out: Forward
+    decision: Decision
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that were drafted."""
+        return self.draft.tokens.shape[0]
+
+    @property
+    def proposer(self) -> str | None:
+        """Name of whoever drafted."""
+        return None if self.plan.proposer is None else self.plan.proposer.name
+
+    def results(self) -> list[mx.array]:
+        """What one synchronisation has to bring to the host."""
+        return [self.decision.accepted, self.decision.tokens, self.draft.tokens]
+
+    def read(self) -> list[int]:
+        """Tokens that the block gives: accepted drafts, then one of the target's own."""
+        drafts, tokens = to_ints(self.draft.tokens), to_ints(self.decision.tokens)
+        accepted = cast(int, self.decision.accepted.item()) if drafts else 0
+        return [*drafts[:accepted], tokens[accepted]]
+
+    def commit(self, drafts_kept: int) -> Commit:
+        """What the proposers are told when `drafts_kept` of the drafts became text."""
+        name = self.proposer
+        verdict = None if name is None else Verdict(name, self.drafted, drafts_kept)
+        if drafts_kept == self.drafted:
+            return Commit(self.fed[0], self.out.hidden, verdict)
+        kept = 1 + drafts_kept
+        return Commit(self.fed[0, :kept], self.out.hidden[:, :kept], verdict)
+
+
+def to_ints(tokens: mx.array) -> list[int]:
+    """A row of ids, `(n,)`, on the host. Synchronises where they were not read before."""
+    return cast("list[int]", tokens.tolist())

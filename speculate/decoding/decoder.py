@@ -1,0 +1,226 @@
+"""Decodes texts with one model, one strategy and one way of choosing tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Sequence
+from typing import Final, final
+
+import mlx.core as mx
+
+from speculate.decoding.block import to_ints
+from speculate.decoding.loan import Loan
+from speculate.decoding.run import Run
+from speculate.decoding.session import KnownText, Session
+from speculate.decoding.setup import KVQuantization, Setup
+from speculate.decoding.stats import Stats
+from speculate.decoding.token import Token
+from speculate.errors import DecoderBusyError, OptionError, PromptError
+from speculate.proposers.mtp_chain import MTPChain
+from speculate.protocols import Observer, Sampler, SpeculativeModel, Strategy
+from speculate.sampling.greedy import Greedy
+from speculate.sampling.options import Sampling
+from speculate.strategies.fixed import Fixed
+from speculate.strategies.off import Off
+
+QUANTIZED_KV_START: Final = 5000
+"""Length from which on `kv_bits` quantises, as in mlx-lm."""
+
+
+@final
+class Decoder:
+    """Decodes token by token, with drafts that never change the text.
+
+    Greedy mode: the tokens are those of plain decoding with the same model.
+
+    Args:
+        model: The target, from `speculate.load` or `speculate.adapt`.
+        strategy: Who drafts, and how much. By default the model's own head at depth 1,
+            or nobody where it has none.
+        sampling: How tokens are chosen; greedy by default.
+        logits_processors: Not supported yet.
+        kv_bits: Quantise the rows of full attention to so many bits.
+        kv_group_size: Numbers that share a scale in quantised rows.
+        quantized_kv_start: Length of the text, in tokens, from which on rows are quantised.
+        max_kv_size: Rows to keep a layer, the first four always, for models that do not
+            choose their caches themselves. Only where no prompt cache is passed.
+        prefill_step_size: Tokens of one prefill chunk.
+        prompt_progress_callback: Called with tokens done and in all, during prefill.
+        observer: Called with every round.
+        stream: Where to compute. By default a stream of the decoder's own on the default
+            device, one in each thread.
+
+    Raises:
+        OptionError: An option cannot be used.
+        SpeculateError: A proposer cannot draft for this model.
+    """
+
+    def __init__(
+        self,
+        model: SpeculativeModel,
+        strategy: Strategy | None = None,
+        sampling: Sampling | None = None,
+        logits_processors: Sequence[Callable[[mx.array, mx.array], mx.array]] = (),
+        *,
+        kv_bits: int | None = None,
+        kv_group_size: int = 64,
+        quantized_kv_start: int = QUANTIZED_KV_START,
+        max_kv_size: int | None = None,
+        prefill_step_size: int = 2048,
+        prompt_progress_callback: Callable[[int, int], None] | None = None,
+        observer: Observer | None = None,
+        stream: mx.Stream | mx.ThreadLocalStream | None = None,
+    ) -> None:
+        if logits_processors:
+            raise OptionError("logits processors are not supported yet; leave them out")
+        if strategy is None:
+            strategy = Off() if model.head is None else Fixed(MTPChain(), depth=1)
+        kv = None if kv_bits is None else KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
+        self._setup = Setup(
+            model=model,
+            strategy=strategy,
+            sampler=_sampler(sampling or Sampling()),
+            observer=observer,
+            progress=prompt_progress_callback,
+            prefill_step_size=prefill_step_size,
+            max_kv_size=max_kv_size,
+            kv=kv,
+        )
+        self._stream = stream or mx.new_thread_local_stream(mx.default_device())
+        self._stats = Stats()
+        self._texts = KnownText()
+        self._session: Session | None = None
+        self._running = False
+        _check_names(strategy)
+        for proposer in strategy.proposers:
+            proposer.attach(model)
+
+    @property
+    def stats(self) -> Stats:
+        """Counters of the newest call of `generate`."""
+        return self._stats
+
+    @property
+    def pending(self) -> int | None:
+        """The token that was emitted and is in no cache; `None` where all are.
+
+        Not `None` after a run only if the target's own forward failed.
+        """
+        return None if self._session is None else self._session.pending
+
+    def generate(
+        self,
+        prompt: Sequence[int] | mx.array,
+        max_tokens: int = 256,
+        prompt_cache: list[object] | None = None,
+        stop_tokens: Collection[int] = (),
+    ) -> Generator[Token, None, None]:
+        """Decode a text.
+
+        Args:
+            prompt: Token ids, `(T,)`. On a later turn over the same cache only the new ones.
+            max_tokens: Tokens to emit; -1 for no limit, 0 to take in the prompt only.
+            prompt_cache: The target's list of caches, of mlx-lm's types or from
+                `model.make_cache()`. While the generator runs it is on loan; afterwards the
+                same list holds mlx-lm's types with prompt and every emitted token.
+            stop_tokens: Ids that end the text, besides the model's own end-of-text ids.
+
+        Yields:
+            Token by token; the stop token, if there is one, comes last.
+
+        Raises:
+            PromptError: The prompt is empty, or has ids that the model has not.
+            OptionError: `max_tokens` is below -1, or the options do not fit the model.
+            DecoderBusyError: Another text of this decoder is not finished.
+        """
+        ids = _checked(prompt, self._setup.model.vocab_size)
+        if max_tokens < -1:
+            raise OptionError(f"max_tokens must be at least -1 (no limit), got {max_tokens}")
+        self._refuse_if_busy()
+        stops = frozenset(stop_tokens) | self._setup.model.eos_token_ids
+        limit = None if max_tokens == -1 else max_tokens
+        if prompt_cache is None:
+            prompt_cache = list(self._setup.model.make_cache(self._setup.max_kv_size))
+        return self._generate(ids, limit, prompt_cache, stops)
+
+    def settle(self) -> None:
+        """In the middle of a run: bring the prompt cache to prompt and emitted tokens.
+
+        The caller's list can then be read, copied or saved. The next token goes on from
+        there and takes the list on loan again, which must be as it was by then. Tokens that
+        were verified and not emitted yet are kept, and not drawn again.
+        """
+        if self._session is not None and self._running:
+            with mx.stream(self._stream):
+                self._session.settle()
+
+    def _generate(
+        self,
+        prompt: list[int],
+        max_tokens: int | None,
+        prompt_cache: list[object],
+        stop_tokens: frozenset[int],
+    ) -> Generator[Token, None, None]:
+        self._refuse_if_busy()
+        self._running = True
+        self._stats = Stats(prompt_tokens=len(prompt))
+        try:
+            with mx.stream(self._stream):
+                loan = Loan(self._setup.model, prompt_cache)
+                run = Run(self._setup, loan, max_tokens, stop_tokens, self._stats)
+                self._session = Session(self._setup, loan, run, self._texts)
+                self._session.start(prompt)
+            while not run.finished:
+                with mx.stream(self._stream):
+                    token = self._session.next()
+                yield token
+        except BaseException as error:
+            self._end(quiet=not isinstance(error, GeneratorExit))
+            raise
+        self._end(quiet=False)
+
+    def _end(self, *, quiet: bool) -> None:
+        """Hand the caches back. A run that failed keeps its own exception: `quiet`."""
+        try:
+            if self._session is not None:
+                with mx.stream(self._stream):
+                    self._session.end()
+        except Exception:
+            if not quiet:
+                raise
+        finally:
+            self._running = False
+
+    def _refuse_if_busy(self) -> None:
+        if self._running:
+            raise DecoderBusyError(
+                "this decoder is in the middle of a text: finish or close() that generator, or "
+                "make a second Decoder"
+            )
+
+
+def _sampler(sampling: Sampling) -> Sampler:
+    return Greedy()
+
+
+def _check_names(strategy: Strategy) -> None:
+    names = [proposer.name for proposer in strategy.proposers]
+    if len(set(names)) < len(names):
+        raise OptionError(f"two proposers of one strategy share a name: {', '.join(names)}")
+
+
+def _checked(prompt: Sequence[int] | mx.array, vocab_size: int) -> list[int]:
+    """The prompt on the host, if a model of that vocabulary can take it.
+
+    Raises:
+        PromptError: It cannot.
+    """
+    ids = to_ints(prompt) if isinstance(prompt, mx.array) else [int(id_) for id_ in prompt]
+    if not ids:
+        raise PromptError("the prompt is empty: give at least one token id")
+    wrong = next((id_ for id_ in ids if not 0 <= id_ < vocab_size), None)
+    if wrong is not None:
+        raise PromptError(
+            f"prompt id {wrong} is not among the model's {vocab_size}: the tokenizer is "
+            "probably another model's"
+        )
+    return ids

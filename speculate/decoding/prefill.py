@@ -1,0 +1,49 @@
+"""Taking in the prompt: chunk by chunk, all but its last token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from speculate.decoding.quantizing import Quantizer
+from speculate.decoding.setup import Setup
+from speculate.protocols import Commit, Rollbackable
+
+
+def prefill(
+    setup: Setup, caches: list[Rollbackable], quantizer: Quantizer, prompt: Sequence[int]
+) -> None:
+    """Feed all tokens of `prompt` but the last, in mlx-lm's chunks.
+
+    Nothing is recorded meanwhile. If anything raises, the caches are at what was fed
+    before the call.
+    """
+    lengths = [cache.length() for cache in caches]
+    go_back = [cache.checkpoint() for cache in caches]
+    try:
+        _feed(setup, caches, quantizer, prompt)
+    except BaseException:
+        for restore in go_back:
+            restore()
+        for cache, length in zip(caches, lengths, strict=True):
+            # Quantising has replaced some, whose checkpoints mean nothing to the new ones.
+            if cache.length() > length:
+                cache.trim(cache.length() - length)
+        raise
+
+
+def _feed(
+    setup: Setup, caches: list[Rollbackable], quantizer: Quantizer, prompt: Sequence[int]
+) -> None:
+    setup.report(0, len(prompt))
+    last = len(prompt) - 1
+    for start in range(0, last, setup.prefill_step_size):
+        stop = min(start + setup.prefill_step_size, last)
+        chunk = mx.array(prompt[start:stop], dtype=mx.uint32)
+        out = setup.model.forward(chunk[None], caches)
+        quantizer.apply()
+        setup.tell(Commit(chunk, out.hidden))
+        mx.eval([cache.arrays() for cache in caches])
+        setup.report(stop, len(prompt))
+        mx.clear_cache()

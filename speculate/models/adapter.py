@@ -1,0 +1,127 @@
+"""What all adapters share: one forward is all or nothing, and owed tokens go first."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from speculate.backends.adoption import adopt
+from speculate.backends.group import group_of
+from speculate.errors import OptionError, UnsupportedModelError
+from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
+
+SINKS: Final = 4
+"""Rows that `max_kv_size` never drops, as in mlx-lm."""
+
+
+class StockAdapter(ABC):
+    """Drives a model of mlx-lm without changing it. Families say how in `_walk`.
+
+    Args:
+        stock: The model, as mlx-lm made it.
+        head: A multi-token-prediction head that fits it.
+        eos_token_ids: Ids that end a text.
+        vocabulary: Token strings and their ids, to compare with a draft model's.
+    """
+
+    def __init__(
+        self,
+        stock: StockModel,
+        *,
+        head: MTPHead | None = None,
+        eos_token_ids: Iterable[int] = (),
+        vocabulary: Mapping[str, int] | None = None,
+    ) -> None:
+        self._stock = stock
+        self._head = head
+        self._eos = frozenset(eos_token_ids)
+        self._vocabulary = vocabulary
+
+    @abstractmethod
+    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+        """One forward over `tokens` `(1, T)`, bit-equal to the stock model's."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Columns of the logits, padding included."""
+
+    @property
+    def stock(self) -> StockModel:
+        """The model of mlx-lm, unchanged."""
+        return self._stock
+
+    @property
+    def layers(self) -> Sequence[object]:
+        """The decoder layers, first to last."""
+        return self._stock.layers
+
+    @property
+    def head(self) -> MTPHead | None:
+        """The multi-token-prediction head, if one is attached."""
+        return self._head
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a text."""
+        return self._eos
+
+    @property
+    def vocabulary(self) -> Mapping[str, int] | None:
+        """Token strings and their ids, where a tokenizer is known."""
+        return self._vocabulary
+
+    def make_cache(
+        self, max_kv_size: int | None = None, *, position: int = 0
+    ) -> list[Rollbackable]:
+        """A fresh cache, one entry a layer; see `SpeculativeModel.make_cache`."""
+        if max_kv_size is not None and max_kv_size <= SINKS:
+            raise OptionError(f"max_kv_size must be over {SINKS}, got {max_kv_size}")
+        return adopt(make_prompt_cache(self._stock, max_kv_size), position=position)
+
+    def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
+        """Move a stock cache's content; see `SpeculativeModel.adopt`."""
+        return adopt(cache)
+
+    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+        """Feed `tokens` `(1, T)`.
+
+        If it raises, no layer has consumed anything of them.
+
+        Args:
+            tokens: `(1, T)` ids.
+            cache: From `make_cache`, or mlx-lm's own.
+
+        Raises:
+            OptionError: `tokens` is not one sequence of at least one token.
+        """
+        if tokens.ndim != 2 or tokens.shape[0] != 1 or tokens.shape[1] < 1:
+            raise OptionError(f"forward takes tokens of shape (1, T), T >= 1, got {tokens.shape}")
+        group = group_of(cache)
+        if group is None:
+            return self._walk(tokens, cache)
+        with group.block(tokens) as fed:
+            out = self._walk(fed, cache)
+        extra = fed.shape[1] - tokens.shape[1]
+        return Forward(out.logits[:, extra:], out.hidden[:, extra:]) if extra else out
+
+    def __call__(self, inputs: mx.array, cache: Sequence[object] | None = None) -> mx.array:
+        """Logits `(1, T, vocabulary)`, so that loops written for mlx-lm can drive this."""
+        return self.forward(inputs, self.make_cache() if cache is None else cache).logits
+
+
+def refuse_pipeline(stages: int) -> None:
+    """Raise where a model is split over processes layer by layer.
+
+    Raises:
+        UnsupportedModelError: `stages` is more than 1.
+    """
+    if stages > 1:
+        raise UnsupportedModelError(
+            f"the model is split into {stages} pipeline stages, which is not supported; "
+            "load it whole, or shard it within its layers"
+        )

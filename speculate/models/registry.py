@@ -1,0 +1,56 @@
+"""Which adapter drives which model: by entry points, so that other packages can add some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Final
+
+from typing_extensions import Protocol
+
+from speculate.errors import UnsupportedModelError
+from speculate.protocols import MTPHead, SpeculativeModel, StockModel
+
+ENTRY_POINTS: Final = "speculate.models"
+"""Group of entry points: an architecture of mlx-lm -> the class that drives it."""
+
+
+class AdapterFactory(Protocol):
+    """What an entry point names: a class, or a function that makes an adapter."""
+
+    def __call__(
+        self,
+        stock: StockModel,
+        /,
+        *,
+        head: MTPHead | None,
+        eos_token_ids: Iterable[int],
+        vocabulary: Mapping[str, int] | None,
+    ) -> SpeculativeModel:
+        """Wrap a model of mlx-lm."""
+
+
+def supported() -> list[str]:
+    """The architectures that have an adapter, by name."""
+    return sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)})
+
+
+def adapter_for(stock: StockModel) -> AdapterFactory:
+    """Find what drives a model.
+
+    A model's architecture is the name of the module that defines its class: the name
+    that mlx-lm looks up for a config's `model_type`.
+
+    Raises:
+        UnsupportedModelError: No adapter is registered for it.
+    """
+    architecture = type(stock).__module__.rpartition(".")[2]
+    for entry in entry_points(group=ENTRY_POINTS, name=architecture):
+        factory: AdapterFactory = entry.load()
+        return factory
+    raise UnsupportedModelError(
+        f"no adapter drives '{architecture}' ({type(stock).__qualname__}). Supported: "
+        f"{', '.join(supported())}. To add it, write a class with `make_cache`, `adopt` and "
+        f"`forward` (see 'Writing an adapter') and name it in the entry points "
+        f"'{ENTRY_POINTS}': {architecture} = \"your_package:YourAdapter\"."
+    )

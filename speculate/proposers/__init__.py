@@ -1,0 +1,1 @@
+"""Who guesses the next tokens."""

@@ -1,0 +1,138 @@
+"""A smaller model of the same tokenizer."""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+import mlx.core as mx
+
+from speculate.backends.group import CacheGroup, group_of
+from speculate.errors import SpeculateError
+from speculate.protocols import (
+    Choose,
+    Commit,
+    Draft,
+    Rollbackable,
+    SpeculativeModel,
+)
+from speculate.proposers.vocabulary import check_vocabularies
+
+FLUSH: Final = 256
+"""Tokens that may wait for the next draft before the model takes them in without one."""
+
+BATCHED: Final = 12
+"""Most waiting tokens that share a recorded forward with the first step of a draft."""
+
+
+@final
+class DraftModel:
+    """Drafts with another model: any that has an adapter, recurrent or windowed ones too.
+
+    Args:
+        draft: The model. It must have the target's tokenizer.
+        cache: Caches of `draft` to work on, from `draft.make_cache()` or adopted. The
+            caller keeps them, and finds in them exactly the committed text after
+            `settle()`. By default the proposer makes its own.
+    """
+
+    def __init__(self, draft: SpeculativeModel, *, cache: list[Rollbackable] | None = None) -> None:
+        self._draft = draft
+        self._given = cache
+        self._target: SpeculativeModel | None = None
+        self._cache: list[Rollbackable] = []
+        self._group = CacheGroup([])
+        self._position = 0
+        self._waiting: list[mx.array] = []
+        self._fed = 0
+        self._in_flight = 0
+        # A model that cannot be rewound is refused here and not in the middle of a text.
+        self._take(draft.make_cache() if cache is None else cache)
+
+    @property
+    def name(self) -> str:
+        return "draft"
+
+    def attach(self, target: SpeculativeModel, /) -> None:
+        if target is not self._target:
+            check_vocabularies(target, self._draft)
+            self._target = target
+
+    def begin(self, position: int, /) -> None:
+        fresh = self._given is None
+        self._take(self._draft.make_cache(position=position) if fresh else self._cache)
+        self._position = position
+        self._waiting, self._in_flight = [], 0
+
+    def position(self) -> int:
+        return self._position
+
+    def commit(self, commit: Commit, /) -> None:
+        known = 0
+        if self._in_flight:
+            accepted = commit.tokens.shape[0] - 1
+            known = 1 + min(accepted, self._in_flight - 1) if commit.verdict else 0
+            keep = self._waiting_rows() + known
+            self._group.apply_keep(keep, self._group.plan_keep(keep))
+            self._waiting, self._in_flight = [], 0
+        if known < commit.tokens.shape[0]:
+            self._waiting.append(commit.tokens[known:])
+        self._position += commit.tokens.shape[0]
+        if self._waiting_rows() >= FLUSH:
+            self._flush()
+
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        if self._waiting_rows() > BATCHED:
+            self._flush()
+        block = mx.concatenate([*self._waiting, newest])
+        drafts: list[mx.array] = []
+        while len(drafts) < limit:
+            out = self._draft.forward(block[None], self._cache)
+            self._in_flight = len(drafts) + 1
+            # The target has no meaning for padding ids beyond its own.
+            logits = out.logits[:, -1, : self._shared_vocabulary()]
+            block = choose(logits, len(drafts))
+            drafts.append(block)
+            mx.async_eval(block)
+        tokens = mx.concatenate(drafts)
+        mx.async_eval(tokens, self._arrays())
+        return Draft(tokens)
+
+    def settle(self) -> None:
+        self._group.restore()
+        self._in_flight = 0
+        if self._given is not None:
+            self._flush()
+            owed = self._group.take_owed()
+            if owed is not None:
+                self._draft.forward(owed, self._cache)
+        mx.eval(self._arrays(), self._waiting)
+
+    def _take(self, cache: list[Rollbackable]) -> None:
+        group = group_of(cache)
+        if group is None:
+            raise SpeculateError("the draft model's make_cache returned caches without a group")
+        self._cache, self._group = cache, group
+        self._group.start()
+
+    def _flush(self) -> None:
+        """Take in what is committed, without recording: it will not be taken back."""
+        if not self._waiting:
+            return
+        tokens = mx.concatenate(self._waiting)
+        self._group.stop()
+        try:
+            self._draft.forward(tokens[None], self._cache)
+        finally:
+            self._group.start()
+        self._waiting = []
+        mx.async_eval(self._arrays())
+
+    def _waiting_rows(self) -> int:
+        return sum(block.shape[0] for block in self._waiting)
+
+    def _shared_vocabulary(self) -> int:
+        target = self._draft if self._target is None else self._target
+        return min(self._draft.vocab_size, target.vocab_size)
+
+    def _arrays(self) -> list[mx.array]:
+        return [array for cache in self._cache for array in cache.arrays()]

@@ -1,0 +1,128 @@
+"""The model's own multi-token-prediction head, chained to any depth."""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+import mlx.core as mx
+
+from speculate.backends.group import CacheGroup, group_of
+from speculate.errors import HeadNotFoundError, SpeculateError
+from speculate.protocols import (
+    Choose,
+    Commit,
+    Draft,
+    Forward,
+    MTPHead,
+    Rollbackable,
+    SpeculativeModel,
+)
+
+FLUSH: Final = 256
+"""Rows that may wait for the next draft before the head takes them in without one."""
+
+
+@final
+class MTPChain:
+    """Drafts with the head that came with the target.
+
+    Row `i` of the head's cache pairs the target's hidden state of token `i` with token
+    `i + 1`, for every committed token. Chain steps beyond the first feed the head its own
+    output; their rows are taken back, and come again with true hidden states in one batch
+    with the first step of the next chain.
+    """
+
+    def __init__(self) -> None:
+        self._head: MTPHead | None = None
+        self._cache: list[Rollbackable] = []
+        self._group = CacheGroup([])
+        self._position = 0
+        self._hidden: list[mx.array] = []
+        self._tokens: list[mx.array] = []
+        self._catch_up = 0
+
+    @property
+    def name(self) -> str:
+        return "mtp"
+
+    def attach(self, target: SpeculativeModel, /) -> None:
+        if target.head is None:
+            raise HeadNotFoundError(
+                "MTPChain needs a model with a multi-token-prediction head, and none is attached. "
+                "Load a checkpoint that has one, or pass head=load_mtp_head(path, model) to adapt."
+            )
+        if target.head is not self._head:
+            self._head = target.head
+            self.begin(0)
+
+    def begin(self, position: int, /) -> None:
+        self._position = position
+        self._cache = self._the_head().make_cache(position)
+        group = group_of(self._cache)
+        if group is None:
+            raise SpeculateError("the head's make_cache returned caches without a group")
+        self._group = group
+        self._group.start()
+        self._hidden, self._tokens, self._catch_up = [], [], 0
+
+    def position(self) -> int:
+        return self._position
+
+    def commit(self, commit: Commit, /) -> None:
+        self._end_draft()
+        # A waiting hidden state is paired with the next token. Where none waits, the first
+        # token has its row already, or is the first of the text, which has none before it.
+        self._tokens.append(commit.tokens if self._hidden else commit.tokens[1:])
+        self._hidden.append(commit.hidden)
+        self._position += commit.tokens.shape[0]
+        if self._known_rows() >= FLUSH:
+            self._flush()
+
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        if not self._hidden:
+            return Draft(mx.zeros((0,), dtype=newest.dtype))
+        state = mx.concatenate(self._hidden, axis=1)
+        tokens = mx.concatenate([*self._tokens, newest])
+        chain: list[mx.array] = []
+        while len(chain) < limit:
+            out = self._step(state, tokens)
+            self._catch_up = self._catch_up or tokens.shape[0]
+            state, tokens = out.hidden[:, -1:], choose(out.logits[:, -1], len(chain))
+            chain.append(tokens)
+        drafts = mx.concatenate(chain)
+        mx.async_eval(drafts, self._arrays())
+        return Draft(drafts)
+
+    def settle(self) -> None:
+        self._group.restore()
+        self._catch_up = 0
+        mx.eval(self._arrays(), self._hidden, self._tokens)
+
+    def _end_draft(self) -> None:
+        """Keep the rows with true hidden states, and take back those of the chain."""
+        if self._catch_up:
+            self._group.apply_keep(self._catch_up, self._group.plan_keep(self._catch_up))
+            self._hidden, self._tokens, self._catch_up = [], [], 0
+
+    def _flush(self) -> None:
+        """Take in every row whose token is known; the newest hidden state still waits."""
+        hidden = mx.concatenate(self._hidden, axis=1)
+        self._step(hidden[:, :-1], mx.concatenate(self._tokens))
+        self._group.start()
+        self._hidden, self._tokens = [mx.contiguous(hidden[:, -1:])], []
+        mx.async_eval(self._arrays(), self._hidden)
+
+    def _step(self, hidden: mx.array, tokens: mx.array) -> Forward:
+        with self._group.block(tokens[None]) as fed:
+            return self._the_head().step(hidden, fed, self._cache)
+
+    def _known_rows(self) -> int:
+        return sum(block.shape[0] for block in self._tokens)
+
+    def _arrays(self) -> list[mx.array]:
+        return [array for cache in self._cache for array in cache.arrays()]
+
+    def _the_head(self) -> MTPHead:
+        if self._head is None:
+            raise SpeculateError("MTPChain drafts for no model yet: give it to a Decoder")
+        return self._head

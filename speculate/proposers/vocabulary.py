@@ -1,0 +1,40 @@
+"""Whether a draft model speaks the target's language."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from speculate.errors import VocabularyMismatchError
+from speculate.protocols import SpeculativeModel
+
+SHARED: Final = 0.99
+"""Part of the smaller vocabulary whose tokens must have the same ids in the larger."""
+
+PADDING: Final = 1024
+"""Columns by which padding may make two vocabularies differ where no tokenizer is known."""
+
+
+def check_vocabularies(target: SpeculativeModel, draft: SpeculativeModel) -> None:
+    """Refuse a draft whose ids mean something else to the target.
+
+    With both tokenizers known the ids of their tokens are compared. Otherwise only the
+    number of columns can be: padding, up to 1024 columns and a quarter, is allowed.
+
+    Raises:
+        VocabularyMismatchError: The two do not match.
+    """
+    if target.vocabulary is not None and draft.vocabulary is not None:
+        small, large = sorted((target.vocabulary, draft.vocabulary), key=len)
+        same = sum(large.get(token) == id_ for token, id_ in small.items())
+        if same < SHARED * len(small):
+            raise VocabularyMismatchError(
+                f"the draft model's tokenizer is another one: only {same} of {len(small)} tokens "
+                "have the same id in the target's. Use a draft of the target's own family."
+            )
+        return
+    few, many = sorted((target.vocab_size, draft.vocab_size))
+    if many - few > min(PADDING, few // 4):
+        raise VocabularyMismatchError(
+            f"the draft model has {draft.vocab_size} tokens and the target {target.vocab_size}: "
+            "more than padding explains. Use a draft with the target's tokenizer."
+        )

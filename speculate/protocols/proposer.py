@@ -1,0 +1,103 @@
+"""What a proposer must do: guess the next tokens, and stay in step with the text."""
+
+from collections.abc import Callable
+
+import attrs
+import mlx.core as mx
+from typing_extensions import Protocol
+
+from speculate.protocols.model import SpeculativeModel
+
+Choose = Callable[[mx.array, int], mx.array]
+"""`choose(logits (1, vocabulary), index) -> (1,)` picks draft number `index` on the device."""
+
+
+@attrs.frozen(eq=False)
+class Draft:
+    """Guesses for the tokens after the newest one.
+
+    Attributes:
+        tokens: `(k,)` ids, on the device; `k` may be less than was asked for, even 0.
+    """
+
+    tokens: mx.array
+
+
+@attrs.frozen
+class Verdict:
+    """What became of a draft.
+
+    Attributes:
+        proposer: Name of whoever drafted.
+        drafted: Tokens that were drafted.
+        accepted: How many of them the target agreed with and were emitted.
+    """
+
+    proposer: str
+    drafted: int
+    accepted: int
+
+
+@attrs.frozen(eq=False)
+class Commit:
+    """Tokens that the target has consumed and that will not be taken back.
+
+    Attributes:
+        tokens: `(m,)` ids, in text order.
+        hidden: `(1, m, width)`, the target's post-norm output of each.
+        verdict: What became of this round's draft; `None` in prefill and where none was made.
+    """
+
+    tokens: mx.array
+    hidden: mx.array
+    verdict: Verdict | None = None
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens. Owns whatever cache it needs.
+
+    Law: what it proposes depends on the committed text alone, not on drafts that were
+    rejected, and not on who drafted in between.
+    """
+
+    @property
+    def name(self) -> str:
+        """A short name, unique among the proposers of one strategy."""
+
+    def attach(self, target: SpeculativeModel, /) -> None:
+        """Prepare to draft for `target`. Called once a decoder, and again for each text.
+
+        Raises:
+            SpeculateError: It cannot draft for this model, or cannot rewind its own.
+        """
+
+    def begin(self, position: int, /) -> None:
+        """Forget everything: a text starts whose first `position` tokens stay unseen."""
+
+    def position(self) -> int:
+        """Length of the committed text, as far as this proposer was told."""
+
+    def commit(self, commit: Commit, /) -> None:
+        """Learn what the text really is: after each prefill chunk and after each round.
+
+        Called whoever drafted. A draft of this proposer that is still in flight ends here.
+        """
+
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        """Guess what follows `newest`.
+
+        Does not synchronise with the device.
+
+        Args:
+            newest: `(1,)`, the newest token: emitted, and not committed yet.
+            limit: Most tokens to guess, at least 1.
+            choose: How to pick a token from a row of logits.
+        """
+
+    def settle(self) -> None:
+        """End the draft in flight, if any, and leave every cache at the committed text.
+
+        Raises:
+            Exception: Whatever a model raises. The proposer is then still consistent,
+                and holds at most the committed text.
+        """

@@ -1,0 +1,1 @@
+"""The target's choice of tokens, and which drafts stand."""

@@ -1,0 +1,1 @@
+"""Who drafts, how much, and when not to. Pure host code."""

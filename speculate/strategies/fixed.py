@@ -1,0 +1,38 @@
+"""The same proposer and the same depth in every round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from speculate.errors import OptionError
+from speculate.protocols import Plan, Proposer, Round
+
+MAX_DEPTH: Final = 48
+"""Deepest draft. Caches record 64 tokens, and a block also feeds what was not fed yet."""
+
+
+@final
+class Fixed:
+    """Drafts `depth` tokens in every round.
+
+    Args:
+        proposer: Who drafts.
+        depth: Tokens to draft, 0 to 48; 0 decodes token by token.
+    """
+
+    def __init__(self, proposer: Proposer, depth: int = 3) -> None:
+        if not 0 <= depth <= MAX_DEPTH:
+            raise OptionError(f"depth must be from 0 to {MAX_DEPTH}, got {depth}")
+        self._proposer = proposer
+        self._depth = depth
+
+    @property
+    def proposers(self) -> Sequence[Proposer]:
+        return (self._proposer,)
+
+    def plan(self, remaining: int | None, /) -> Plan:
+        return Plan(self._proposer, self._depth) if self._depth else Plan()
+
+    def observe(self, round: Round, /) -> None:
+        """Nothing to learn."""

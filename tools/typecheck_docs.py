@@ -1,0 +1,46 @@
+"""Type-check every python block of README.md and docs/, each on its own, as a reader would.
+
+Runs `mypy --strict` in an empty folder, so that `speculate` is seen as a user sees the installed
+package: without this repository's own mypy settings.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pytest_examples import CodeExample, find_examples
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [path for path in (ROOT / "README.md", ROOT / "docs") if path.exists()]
+MYPY = (
+    *("mypy", "--strict", "--no-error-summary", "--config-file=", "--explicit-package-bases"),
+    *("--untyped-calls-exclude=mlx", "--untyped-calls-exclude=mlx_lm"),
+    f"--cache-dir={ROOT / '.mypy_cache' / 'docs'}",
+)
+
+
+def write(example: CodeExample, number: int, folder: Path) -> Path:
+    """Write one block with its lines where the page has them, so that errors name the page's."""
+    path = folder / f"block_{number}.py"
+    path.write_text("\n" * example.start_line + example.source, encoding="utf-8")
+    return path
+
+
+def main() -> int:
+    examples = [e for e in find_examples(*PAGES) if e.prefix in ("python", "py")]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        blocks = {write(e, i, folder).name: e.path for i, e in enumerate(examples)}
+        command = [sys.executable, "-m", *MYPY, *blocks]
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    report = run.stdout + run.stderr
+    for block, page in blocks.items():
+        report = report.replace(f"{block}:", f"{page.relative_to(ROOT)}:")
+    verdict = "these types are wrong" if run.returncode else "all types are right"
+    print(f"{report}{len(blocks)} python blocks in the docs: {verdict}")
+    return run.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

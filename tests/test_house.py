@@ -38,4 +38,4 @@ def test_files_and_functions_are_short() -> None:
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 if lines > MAX_FUNCTION_LINES:
                     long.append(f"{name}:{node.lineno} {node.name}: {lines} lines")
-    assert long == []
+    assert not long, "\n".join(long)

@@ -1,0 +1,1 @@
+"""What proves that a part is exact: shipped fakes, for your tests and ours."""

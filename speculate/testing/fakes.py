@@ -1,0 +1,106 @@
+"""Fakes that give a test full control: who drafts what, how much, and who hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+import mlx.core as mx
+
+from speculate.protocols import (
+    Choose,
+    Commit,
+    Draft,
+    Plan,
+    Proposer,
+    Round,
+    SpeculativeModel,
+)
+
+
+@final
+class ScriptedProposer:
+    """Knows the text, and is wrong exactly where it is told to be.
+
+    Args:
+        text: Ids of the whole text, prompt included. Behind its end it drafts id 0.
+        wrong: `wrong(draft number)` gives the index in that draft that is off by one, or
+            `None` for a draft without a mistake.
+        vocab_size: Ids wrap around here.
+    """
+
+    def __init__(
+        self,
+        text: Sequence[int],
+        wrong: Callable[[int], int | None] = lambda _: None,
+        *,
+        vocab_size: int,
+        name: str = "scripted",
+    ) -> None:
+        self._text = list(text)
+        self._wrong = wrong
+        self._vocab_size = vocab_size
+        self._name = name
+        self._position = 0
+        self.drafts = 0
+        self.commits: list[Commit] = []
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def attach(self, target: SpeculativeModel, /) -> None:
+        """Drafts for any model."""
+
+    def begin(self, position: int, /) -> None:
+        self._position = position
+        self.commits = []
+
+    def position(self) -> int:
+        return self._position
+
+    def commit(self, commit: Commit, /) -> None:
+        self._position += commit.tokens.shape[0]
+        self.commits.append(commit)
+
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        start = self._position + 1
+        draft = (self._text[start : start + limit] + [0] * limit)[:limit]
+        wrong = self._wrong(self.drafts)
+        self.drafts += 1
+        if wrong is not None and wrong < limit:
+            draft[wrong] = (draft[wrong] + 1) % self._vocab_size
+        return Draft(mx.array(draft, dtype=mx.uint32))
+
+    def settle(self) -> None:
+        """Has no cache."""
+
+
+@final
+class ScheduledStrategy:
+    """Plans from a list, over and over.
+
+    Args:
+        plans: Who drafts and how much, round by round; a depth of 0 drafts nothing.
+    """
+
+    def __init__(self, plans: Sequence[tuple[Proposer, int]]) -> None:
+        self._plans = list(plans)
+        self._next = 0
+        self.rounds: list[Round] = []
+
+    @property
+    def proposers(self) -> Sequence[Proposer]:
+        unique: list[Proposer] = []
+        for proposer, _ in self._plans:
+            if all(proposer is not known for known in unique):
+                unique.append(proposer)
+        return unique
+
+    def plan(self, remaining: int | None, /) -> Plan:
+        proposer, depth = self._plans[self._next % len(self._plans)]
+        self._next += 1
+        return Plan(proposer, depth) if depth else Plan()
+
+    def observe(self, round: Round, /) -> None:
+        self.rounds.append(round)

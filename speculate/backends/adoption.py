@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import Final
+from typing import Final, cast
 
+import mlx.core as mx
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -16,8 +17,9 @@ from mlx_lm.models.cache import (
 
 from speculate.backends.arrays import RewindableArraysCache
 from speculate.backends.cache_list import RewindableCacheList
-from speculate.backends.group import StartsLate, join
+from speculate.backends.group import join
 from speculate.backends.kv import RewindableKVCache
+from speculate.backends.member import StartsLate
 from speculate.backends.quantized_kv import RewindableQuantizedKVCache
 from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.errors import CannotRewindError
@@ -76,8 +78,9 @@ def _batch(cache: object) -> int:
     if isinstance(cache, ArraysCache):
         padded = cache.left_padding is not None or cache.lengths is not None
         return 0 if padded else int(cache.batch_size)
-    if isinstance(cache, QuantizedKVCache) and cache.keys is not None:
-        return int(cache.keys[0].shape[0])
+    if isinstance(cache, QuantizedKVCache):
+        packed = cast("Sequence[mx.array] | None", cache.keys)
+        return 1 if packed is None else packed[0].shape[0]
     if isinstance(cache, KVCache | RotatingKVCache) and cache.keys is not None:
         return int(cache.keys.shape[0])
     return 1

@@ -11,7 +11,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 from typing_extensions import override
 
-from speculate.backends.group import RECORD_WINDOW, GroupMember
+from speculate.backends.group import RECORD_WINDOW
+from speculate.backends.member import GroupMember
 from speculate.backends.rows import check_trim
 from speculate.errors import RewindError
 from speculate.protocols import Entries
@@ -46,6 +47,8 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         length: Tokens that the state stands for already.
     """
 
+    cache: list[mx.array | None]  # type: ignore[assignment]  # mlx-lm's is inferred too narrow
+
     def __init__(self, size: int, length: int = 0) -> None:
         ArraysCache.__init__(self, size)
         self._length = length
@@ -59,14 +62,14 @@ class RewindableArraysCache(GroupMember, ArraysCache):
     def adopt(cls, stock: ArraysCache, length: int = 0) -> RewindableArraysCache:
         """Move the entries out of `stock`, which `hand_back` refills."""
         cache = cls(len(stock.cache), length)
-        cache.cache = list(stock.cache)
+        cache.cache = [*stock.cache]
         stock.cache = [None] * len(stock.cache)
         cache._source = stock
         return cache
 
     def hand_back(self) -> ArraysCache:
         stock = self._source or ArraysCache(len(self.cache))
-        stock.cache = list(self.cache)
+        stock.state = (list(self.cache), None, None)
         self.cache = [None] * len(self.cache)
         self.stop_speculation()
         return stock

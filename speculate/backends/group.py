@@ -8,60 +8,13 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import mlx.core as mx
-from typing_extensions import Protocol, runtime_checkable
 
+from speculate.backends.member import Grouped, WritesInBlocks
 from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
 
 RECORD_WINDOW: Final = 64
 """Tokens that a speculating cache can always take back, if it was fed that many."""
-
-
-class GroupMember:
-    """Mixed into a cache that belongs to a `CacheGroup`. Holds nothing but the group."""
-
-    _group: CacheGroup | None = None
-
-    def group(self) -> CacheGroup | None:
-        """The caches that are rewound together with this one."""
-        return self._group
-
-    def join(self, group: CacheGroup) -> None:
-        """Become one of `group`."""
-        self._group = group
-
-
-@runtime_checkable
-class Grouped(Protocol):
-    """A cache that knows its group."""
-
-    def group(self) -> CacheGroup | None: ...
-    def join(self, group: CacheGroup, /) -> None: ...
-
-
-@runtime_checkable
-class WritesInBlocks(Protocol):
-    """A cache that needs to know where a forward begins and ends.
-
-    State caches do: their layer overwrites what would be needed to get back.
-    """
-
-    def open_block(self) -> None:
-        """A forward begins."""
-
-    def close_block(self, num_tokens: int, /) -> None:
-        """The forward is over, and fed `num_tokens` tokens."""
-
-    def abandon_block(self) -> None:
-        """The forward failed: be as `open_block` found you. Without one: do nothing."""
-
-
-@runtime_checkable
-class StartsLate(Protocol):
-    """A cache whose first row may stand for a later position than 0."""
-
-    def start_at(self, position: int, /) -> None:
-        """Say which text position the next token has. Only while the cache is empty."""
 
 
 class CacheGroup:
@@ -242,9 +195,10 @@ CacheT = TypeVar("CacheT", bound=Rollbackable)
 def join(caches: Sequence[CacheT]) -> list[CacheT]:
     """Make caches one group: what is taken back from one is taken back from all."""
     group = CacheGroup(caches)
-    for cache in caches:
-        if isinstance(cache, Grouped):
-            cache.join(group)
+    members: list[object] = list(caches)
+    for member in members:
+        if isinstance(member, Grouped):
+            member.join(group)
     return list(caches)
 
 

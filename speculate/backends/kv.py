@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, create_attention_mask
 from typing_extensions import override
 
-from speculate.backends.group import GroupMember
+from speculate.backends.member import GroupMember
 from speculate.backends.rows import check_trim, grown
 from speculate.errors import RewindError
 

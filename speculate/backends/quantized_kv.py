@@ -9,8 +9,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import QuantizedKVCache
 from typing_extensions import override
 
-from speculate.backends.group import GroupMember
 from speculate.backends.kv import RewindableKVCache
+from speculate.backends.member import GroupMember
 from speculate.backends.rows import check_trim
 
 Packed = tuple[mx.array, mx.array, mx.array]
@@ -21,10 +21,11 @@ Packed = tuple[mx.array, mx.array, mx.array]
 class RewindableQuantizedKVCache(GroupMember, QuantizedKVCache):
     """`QuantizedKVCache` whose trim is exact or an error."""
 
+    keys: Packed | None  # type: ignore[assignment]  # mlx-lm's are inferred too narrow
+    values: Packed | None  # type: ignore[assignment]
+
     def __init__(self, group_size: int = 64, bits: int = 8) -> None:
         QuantizedKVCache.__init__(self, group_size=group_size, bits=bits)
-        self.keys: Packed | None = None
-        self.values: Packed | None = None
         self._source: QuantizedKVCache | None = None
 
     @classmethod
@@ -38,7 +39,7 @@ class RewindableQuantizedKVCache(GroupMember, QuantizedKVCache):
 
     def hand_back(self) -> QuantizedKVCache:
         stock = self._source or QuantizedKVCache(self.group_size, self.bits)
-        stock.keys, stock.values, stock.offset = self.keys, self.values, self.offset
+        stock.state = (self.keys, self.values, self.offset, self.group_size, self.bits)
         self.keys, self.values, self.offset = None, None, 0
         return stock
 

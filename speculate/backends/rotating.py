@@ -16,7 +16,8 @@ from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import RotatingKVCache
 from typing_extensions import override
 
-from speculate.backends.group import RECORD_WINDOW, GroupMember
+from speculate.backends.group import RECORD_WINDOW
+from speculate.backends.member import GroupMember
 from speculate.backends.rows import STEP, check_trim
 from speculate.errors import RewindError
 
@@ -80,13 +81,13 @@ class RewindableRotatingKVCache(GroupMember, RotatingKVCache):
         seen = min(self.rows(), self.max_size - 1) + new
         if new > self._room() - self._kept_rows():
             return self._append_long(keys, values, seen)
-        if self.keys is None or self.values is None or self._overflows(self.keys, new):
-            self._make_room(keys, values)
+        buffers = self._with_room(keys, values)
         start, end = self.rows(), self.rows() + new
-        self.keys[..., start:end, :] = keys
-        self.values[..., start:end, :] = values
         self._idx, self.offset = end, self.offset + new
-        return self._view(self.keys, seen), self._view(self.values, seen)
+        for buffer, rows in zip(buffers, (keys, values), strict=True):
+            buffer[..., start:end, :] = rows
+        self.keys, self.values = buffers
+        return self._view(buffers[0], seen), self._view(buffers[1], seen)
 
     def _append_long(
         self, keys: mx.array, values: mx.array, seen: int
@@ -106,24 +107,27 @@ class RewindableRotatingKVCache(GroupMember, RotatingKVCache):
 
     def _kept_rows(self) -> int:
         """Rows that must survive: the window, and while speculating what may come back."""
-        return self.max_size + (self._slack if self._speculating else 0)
+        kept: int = self.max_size + (self._slack if self._speculating else 0)
+        return kept
 
     def _room(self) -> int:
         """Rows of a full buffer: each time it fills up, the window moves to its front."""
-        return self.max_size + self._slack + min(max(self.max_size, RECORD_WINDOW), 4 * STEP)
+        spare = min(max(self.max_size, RECORD_WINDOW), 4 * STEP)
+        return int(self.max_size + self._slack + spare)
 
-    def _overflows(self, buffer: mx.array, new: int) -> bool:
-        return self.rows() + new > buffer.shape[2]
-
-    def _make_room(self, keys: mx.array, values: mx.array) -> None:
-        """Grow the buffer, or drop the rows that no step can see any more."""
+    def _with_room(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """The buffers, grown or rid of the rows that no step can see any more if they are full."""
         needed = self.rows() + keys.shape[2]
-        count, capacity = self.rows(), -(-needed // STEP) * STEP
-        if needed > self._room():
-            count = min(self.rows(), self._kept_rows())
-        self.keys = self._moved(self.keys, keys, count, min(capacity, self._room()))
-        self.values = self._moved(self.values, values, count, min(capacity, self._room()))
+        if self.keys is not None and self.values is not None and needed <= self.keys.shape[2]:
+            return self.keys, self.values
+        count = self.rows() if needed <= self._room() else min(self.rows(), self._kept_rows())
+        capacity = min(-(-needed // STEP) * STEP, self._room())
+        moved = (
+            self._moved(self.keys, keys, count, capacity),
+            self._moved(self.values, values, count, capacity),
+        )
         self._idx = count
+        return moved
 
     def _moved(
         self, buffer: mx.array | None, like: mx.array, count: int, capacity: int
@@ -166,7 +170,8 @@ class RewindableRotatingKVCache(GroupMember, RotatingKVCache):
         row = mx.arange(prior, prior + N)[:, None]
         column = mx.arange(prior + N)[None]
         recent = row < column + (self.max_size - self.keep)
-        return (column <= row) & (recent | (column < self.keep))
+        mask: mx.array = (column <= row) & (recent | (column < self.keep))
+        return mask
 
     def start_at(self, position: int, /) -> None:
         self._position = self.offset = position

@@ -12,30 +12,29 @@ from speculate.errors import CheckpointError
 
 SUFFIX: Final = "_scale_inv"
 DEFAULT_BLOCK: Final = (128, 128)
+EXPONENT_BIAS: Final = 127
 
 
 def unpack_blocks(
-    weights: Mapping[str, mx.array], config: Mapping[str, object], dtype: mx.Dtype
-) -> dict[str, mx.array]:
-    """Multiply out every matrix that has a scale per block.
+    weights: dict[str, mx.array], config: Mapping[str, object], dtype: mx.Dtype
+) -> None:
+    """Multiply out every matrix that has a scale per block. Synchronises.
 
     Args:
-        weights: By name. `x.weight` `(..., rows, columns)` as `uint8` goes with
-            `x.weight_scale_inv` `(..., row blocks, column blocks)`.
+        weights: By name; changed itself, so that what is packed can be freed. `x.weight`
+            `(..., rows, columns)` as `uint8` goes with `x.weight_scale_inv`
+            `(..., row blocks, column blocks)`.
         config: Tells the size of a block.
         dtype: Of the result.
 
     Raises:
         CheckpointError: Scales without a matrix, or of a shape that does not fit it.
     """
-    plain = {name: w for name, w in weights.items() if not name.endswith(SUFFIX)}
     block = _block(config)
-    for name, scales in weights.items():
-        if name.endswith(SUFFIX):
-            target = name.removesuffix(SUFFIX)
-            plain[target] = _unpack(target, plain.get(target), scales, block).astype(dtype)
-            mx.eval(plain[target])
-    return plain
+    for name in [name for name in weights if name.endswith(SUFFIX)]:
+        scales, target = weights.pop(name), name.removesuffix(SUFFIX)
+        weights[target] = _unpack(target, weights.get(target), scales, block).astype(dtype)
+        mx.eval(weights[target])
 
 
 def _block(config: Mapping[str, object]) -> tuple[int, int]:
@@ -52,13 +51,23 @@ def _unpack(
         raise CheckpointError(f"{name}: has scales for blocks, but is no matrix of 8-bit floats")
     rows, columns = weight.shape[-2:]
     # No larger than the matrix: a config may name a block of any size.
-    block = (max(1, min(block[0], rows)), max(1, min(block[1], columns)))
-    blocks = (-(-rows // block[0]), -(-columns // block[1]))
-    if scales.shape != (*weight.shape[:-2], *blocks):
+    tall, wide = max(1, min(block[0], rows)), max(1, min(block[1], columns))
+    blocks = (*weight.shape[:-2], -(-rows // tall), -(-columns // wide))
+    if scales.shape != blocks:
         raise CheckpointError(
-            f"{name}: of shape {weight.shape} in blocks of {block} needs {blocks} scales, "
-            f"found {scales.shape}"
+            f"{name}: of shape {weight.shape} in blocks of {block} needs scales of shape "
+            f"{blocks}, found {scales.shape}"
         )
-    tall = mx.repeat(scales.astype(mx.float32), block[0], axis=-2)[..., :rows, :]
-    wide = mx.repeat(tall, block[1], axis=-1)[..., :columns]
-    return mx.from_fp8(weight, mx.float32) * wide
+    return _multiply(weight, _plain(scales), tall, wide)
+
+
+def _plain(scales: mx.array) -> mx.array:
+    """Scales are floats, or bytes that hold the exponent of a power of two."""
+    numbers = scales.astype(mx.float32)
+    return mx.power(2.0, numbers - EXPONENT_BIAS) if scales.dtype == mx.uint8 else numbers
+
+
+def _multiply(weight: mx.array, scales: mx.array, tall: int, wide: int) -> mx.array:
+    rows, columns = weight.shape[-2:]
+    by_row = mx.repeat(scales, tall, axis=-2)[..., :rows, :]
+    return mx.from_fp8(weight, mx.float32) * mx.repeat(by_row, wide, axis=-1)[..., :columns]

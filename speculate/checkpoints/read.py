@@ -83,7 +83,7 @@ def _read(files: HeadFiles, leftovers: Collection[str]) -> dict[str, mx.array]:
     if any(name.endswith(SUFFIX) for name in weights):
         norm = weights.get("pre_fc_norm_hidden.weight")
         dtype = mx.bfloat16 if norm is None else norm.dtype
-        weights = unpack_blocks(weights, files.config, dtype)
+        unpack_blocks(weights, files.config, dtype)
     stack_experts(weights)
     return weights
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ def read_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
         CheckpointError: A file changed since its header was read, or holds a kind of
             number that mlx does not have.
     """
+    _check_memory(entries)
     by_file: dict[Path, list[TensorEntry]] = defaultdict(list)
     for entry in entries.values():
         if entry.dtype not in LOADABLE:
@@ -41,6 +43,19 @@ def read_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
         by_file[entry.path].append(entry)
     found = {path: _read_file(path, wanted) for path, wanted in by_file.items()}
     return {name: found[entry.path][entry.name] for name, entry in entries.items()}
+
+
+def _check_memory(entries: Mapping[str, TensorEntry]) -> None:
+    """A sparse file may truly be as long as it claims: do not begin what cannot end well."""
+    if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys():
+        return
+    size = sum(entry.end - entry.begin for entry in entries.values())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        path = next(iter(entries.values())).path
+        raise CheckpointError(
+            f"{path}: the head takes {size} bytes, and this machine has {memory} bytes of memory"
+        )
 
 
 def _read_file(path: Path, wanted: Iterable[TensorEntry]) -> dict[str, mx.array]:

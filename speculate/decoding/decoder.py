@@ -16,7 +16,7 @@ from speculate.decoding.stats import Stats
 from speculate.decoding.token import Token
 from speculate.errors import DecoderBusyError, OptionError, PromptError
 from speculate.proposers.mtp_chain import MTPChain
-from speculate.protocols import Observer, Sampler, SpeculativeModel, Strategy
+from speculate.protocols import Observer, SpeculativeModel, Strategy
 from speculate.sampling.greedy import Greedy
 from speculate.sampling.options import Sampling
 from speculate.strategies.fixed import Fixed
@@ -78,7 +78,7 @@ class Decoder:
         self._setup = Setup(
             model=model,
             strategy=strategy,
-            sampler=_sampler(sampling or Sampling()),
+            sampler=Greedy(),
             observer=observer,
             progress=prompt_progress_callback,
             prefill_step_size=prefill_step_size,
@@ -124,8 +124,9 @@ class Decoder:
                 same list holds mlx-lm's types with prompt and every emitted token.
             stop_tokens: Ids that end the text, besides the model's own end-of-text ids.
 
-        Yields:
-            Token by token; the stop token, if there is one, comes last.
+        Returns:
+            Token by token; the stop token, if there is one, comes last. Closing it ends the
+            text there, and hands the cache back.
 
         Raises:
             PromptError: The prompt is empty, or has ids that the model has not.
@@ -196,10 +197,6 @@ class Decoder:
                 "this decoder is in the middle of a text: finish or close() that generator, or "
                 "make a second Decoder"
             )
-
-
-def _sampler(sampling: Sampling) -> Sampler:
-    return Greedy()
 
 
 def _check_names(strategy: Strategy) -> None:

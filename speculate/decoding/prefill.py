@@ -40,7 +40,7 @@ def _feed(
     last = len(prompt) - 1
     for start in range(0, last, setup.prefill_step_size):
         stop = min(start + setup.prefill_step_size, last)
-        chunk = mx.array(prompt[start:stop], dtype=mx.uint32)
+        chunk = mx.array(list(prompt[start:stop]), dtype=mx.uint32)
         out = setup.model.forward(chunk[None], caches)
         quantizer.apply()
         setup.tell(Commit(chunk, out.hidden))

@@ -11,22 +11,22 @@ from speculate.protocols import Round
 
 @final
 @attrs.define
-class ProposerStats:
-    """What became of one proposer's drafts.
+class DraftStats:
+    """What became of drafts.
 
     Attributes:
-        drafts: Rounds in which it drafted at least one token.
-        draft_tokens: Tokens that it drafted.
+        drafts: Rounds with at least one drafted token.
+        draft_tokens: Tokens that were drafted.
         accepted_tokens: Those of them that were emitted.
-        accepted_per_position: How often the draft at each position was emitted.
         drafted_per_position: How often a draft at each position was made.
+        accepted_per_position: How often the draft at each position was emitted.
     """
 
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    accepted_per_position: list[int] = attrs.Factory(list)
     drafted_per_position: list[int] = attrs.Factory(list)
+    accepted_per_position: list[int] = attrs.Factory(list)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -48,26 +48,52 @@ class ProposerStats:
 
 @final
 @attrs.define
-class Stats(ProposerStats):
-    """Counters of one call of `generate`, over all proposers.
+class Stats:
+    """Counters of one call of `generate`.
 
     Attributes:
         prompt_tokens: Tokens of the prompt.
-        emitted_tokens: Tokens that came out.
-        rounds: Target passes that gave tokens, with a draft or without.
-        by_proposer: The same counters for each proposer that drafted.
+        emitted_tokens: Tokens that came out so far.
+        rounds: Target passes that gave tokens, counted when all of these were emitted.
+        total: Drafts of all proposers.
+        by_proposer: Drafts of each proposer, by its name.
     """
 
     prompt_tokens: int = 0
     emitted_tokens: int = 0
     rounds: int = 0
-    by_proposer: dict[str, ProposerStats] = attrs.Factory(dict)
+    total: DraftStats = attrs.Factory(DraftStats)
+    by_proposer: dict[str, DraftStats] = attrs.Factory(dict)
+
+    @property
+    def drafts(self) -> int:
+        """Rounds with at least one drafted token."""
+        return self.total.drafts
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens that were drafted."""
+        return self.total.draft_tokens
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafted tokens that were emitted."""
+        return self.total.accepted_tokens
+
+    @property
+    def accepted_per_position(self) -> list[int]:
+        """How often the draft at each position was emitted."""
+        return self.total.accepted_per_position
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that a round with a draft gives: 1 + accepted / drafts."""
+        return self.total.mean_acceptance_length
 
     def count(self, round: Round) -> None:
         """Count a round."""
         self.rounds += 1
-        if round.proposer is not None and round.drafted:
-            self.add(round.drafted, round.accepted)
-            self.by_proposer.setdefault(round.proposer, ProposerStats()).add(
-                round.drafted, round.accepted
-            )
+        if round.proposer is not None:
+            self.total.add(round.drafted, round.accepted)
+            own = self.by_proposer.setdefault(round.proposer, DraftStats())
+            own.add(round.drafted, round.accepted)

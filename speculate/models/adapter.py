@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from speculate.backends.adoption import adopt
@@ -81,7 +82,7 @@ class StockAdapter(ABC):
         """A fresh cache, one entry a layer; see `SpeculativeModel.make_cache`."""
         if max_kv_size is not None and max_kv_size <= SINKS:
             raise OptionError(f"max_kv_size must be over {SINKS}, got {max_kv_size}")
-        return adopt(make_prompt_cache(self._stock, max_kv_size), position=position)
+        return adopt(make_prompt_cache(cast(Module, self._stock), max_kv_size), position=position)
 
     def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
         """Move a stock cache's content; see `SpeculativeModel.adopt`."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, cast
+from typing import TypeVar, cast
 
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask
 from typing_extensions import Protocol
 
-from speculate.models.output import Embedding, Linear
 from speculate.models.gated_delta import StateSlots
+from speculate.models.output import Embedding, Linear
 
 
 class Attention(Protocol):
     """A stock attention layer."""
 
-    def __call__(
-        self, x: mx.array, mask: mx.array | str | None, cache: object, /
-    ) -> mx.array: ...
+    def __call__(self, x: mx.array, mask: mx.array | str | None, cache: object, /) -> mx.array: ...
 
 
 DeltaT = TypeVar("DeltaT")

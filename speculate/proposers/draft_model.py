@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import SpeculateError
+from speculate.proposers.vocabulary import check_vocabularies
 from speculate.protocols import (
     Choose,
     Commit,
@@ -15,7 +16,6 @@ from speculate.protocols import (
     Rollbackable,
     SpeculativeModel,
 )
-from speculate.proposers.vocabulary import check_vocabularies
 
 FLUSH: Final = 256
 """Tokens that may wait for the next draft before the model takes them in without one."""

@@ -162,9 +162,7 @@ def single(head: Mapping[str, mx.array]) -> Weights:
     return out
 
 
-def quantised(
-    head: Mapping[str, mx.array], choice: Mapping[str, tuple[int, int, str]]
-) -> Weights:
+def quantised(head: Mapping[str, mx.array], choice: Mapping[str, tuple[int, int, str]]) -> Weights:
     """Pack the matrices of some modules; `choice` gives bits, group and mode by module."""
     out = dict(head)
     for module, (bits, group, mode) in choice.items():

@@ -1,0 +1,1 @@
+"""Recipes that rebuild what the package bundles."""

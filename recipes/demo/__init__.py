@@ -1,0 +1,1 @@
+"""Training of the three small demo models in ``speculate/data``."""

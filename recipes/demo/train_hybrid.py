@@ -1,0 +1,42 @@
+"""Trains the target and its head together on the corpus."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from recipes.demo import fastmath, loop, models, mtp_head, tokenizer
+from recipes.demo.paths import work
+
+BATCH, LENGTH = 12, 256
+HEAD_SHARE = 0.4
+
+
+def _batches() -> Iterator[tuple[mx.array, ...]]:
+    ids = tokenizer.token_ids(held_out=False)
+    for window in loop.windows(ids, BATCH, LENGTH + 2, seed=1):
+        yield (window,)
+
+
+def run(minutes: float) -> None:
+    """Trains for a while and leaves ``hybrid.safetensors`` among the scratch files."""
+    mx.set_default_device(mx.cpu)
+    mx.random.seed(1)
+    model = models.hybrid()
+
+    def loss(window: mx.array) -> mx.array:
+        hidden = model.trunk(window[:, :-2])
+        (ahead,) = mtp_head.chain(model.head, model.embed, hidden, window[:, 1:-1], 1)
+        first = fastmath.cross_entropy(model.embed.as_linear(hidden), window[:, 1:-1]).mean()
+        second = fastmath.cross_entropy(model.embed.as_linear(ahead), window[:, 2:]).mean()
+        return mx.stack([first + HEAD_SHARE * second, first, second])
+
+    loop.fit(model, loss, _batches(), work("hybrid.safetensors"), minutes=minutes, peak=0.02)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    run(parser.parse_args().minutes)

@@ -1,0 +1,60 @@
+"""What a cache may be, besides rewindable: one of a group, a writer in blocks, a late start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typing_extensions import Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from speculate.backends.group import CacheGroup
+
+
+class GroupMember:
+    """Mixed into a cache that belongs to a `CacheGroup`. Holds nothing but the group."""
+
+    _group: CacheGroup | None = None
+
+    def group(self) -> CacheGroup | None:
+        """The caches that are rewound together with this one."""
+        return self._group
+
+    def join(self, group: CacheGroup, /) -> None:
+        """Become one of `group`."""
+        self._group = group
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """A cache that knows its group."""
+
+    def group(self) -> CacheGroup | None:
+        """The caches that are rewound together with this one."""
+
+    def join(self, group: CacheGroup, /) -> None:
+        """Become one of `group`."""
+
+
+@runtime_checkable
+class WritesInBlocks(Protocol):
+    """A cache that needs to know where a forward begins and ends.
+
+    State caches do: their layer overwrites what would be needed to get back.
+    """
+
+    def open_block(self) -> None:
+        """A forward begins."""
+
+    def close_block(self, num_tokens: int, /) -> None:
+        """The forward is over, and fed `num_tokens` tokens."""
+
+    def abandon_block(self) -> None:
+        """The forward failed: be as `open_block` found you. Without one: do nothing."""
+
+
+@runtime_checkable
+class StartsLate(Protocol):
+    """A cache whose first row may stand for a later position than 0."""
+
+    def start_at(self, position: int, /) -> None:
+        """Say which text position the next token has. Only while the cache is empty."""

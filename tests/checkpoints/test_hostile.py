@@ -1,0 +1,246 @@
+"""Files from strangers: refused quickly, by name, and without believing what they claim."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from speculate.checkpoints import find_head, has_head, read_head
+from speculate.checkpoints import tensors as reading
+from speculate.checkpoints.header import HEADER_LIMIT, TensorEntry, read_header
+from speculate.errors import CheckpointError
+from tests.checkpoints import tiny
+
+NAME = "mtp.fc.weight"
+
+
+@pytest.fixture(autouse=True)
+def quick_and_small() -> Iterator[None]:
+    """A second, and no allocation to speak of."""
+    start, peak = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert time.perf_counter() - start < 5
+    unit = 1 if sys.platform == "darwin" else 1024
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * unit
+    assert grown < 200 * 2**20
+
+
+def safetensors(described: object, data: bytes = b"", length: int | None = None) -> bytes:
+    text = described if isinstance(described, bytes) else json.dumps(described).encode()
+    size = len(text) if length is None else length
+    return size.to_bytes(8, "little") + text + data
+
+
+def tensor(dtype: object, shape: object, *span: object) -> dict[str, object]:
+    return {NAME: {"dtype": dtype, "shape": shape, "data_offsets": list(span)}}
+
+
+GOOD = safetensors(tensor("F32", [2], 0, 8), b"12345678")
+BAD: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "0 bytes"),
+    "seven bytes": (b"1234567", "7 bytes"),
+    "a pickle": (pickle.dumps({"a": 1}) + b" " * 40, "claims a header"),
+    "a header longer than the file": (safetensors({}, b"", 1000), "cut short"),
+    "a header of 2^63 bytes": (safetensors({}, b"", 2**63), "claims a header"),
+    "cut in its data": (GOOD[:-1], "cut short"),
+    "bytes behind the data": (GOOD + b"1", "damaged"),
+    "no JSON": (safetensors(b"{'a': 1}"), "not valid JSON"),
+    "JSON that is no object": (safetensors([1]), "not a JSON object"),
+    "text that is no UTF-8": (safetensors(b'{"\xff\xfe": 1}'), "not valid JSON"),
+    "brackets without end": (safetensors(b"[" * 100_000), "not valid JSON"),
+    "a number of 10,000 digits": (safetensors(b'{"a":' + b"9" * 10_000 + b"}"), "not valid JSON"),
+    "one name twice": (
+        safetensors(GOOD[8:-9] + b"," + GOOD[9:-8], b"12345678"),
+        "twice",
+    ),
+    "an offset that lies": (safetensors(tensor("F32", [2], 0, 4), b"1234"), "claims 4 bytes"),
+    "offsets behind the end": (safetensors(tensor("F32", [2], 0, 8), b"1234"), "cut short"),
+    "offsets that go back": (safetensors(tensor("F32", [0], 8, 0), b"12345678"), "claims bytes"),
+    "a hole": (safetensors(tensor("F32", [1], 4, 8), b"12345678"), "hole"),
+    "a shape of 2^60": (safetensors(tensor("F32", [2**30, 2**30], 0, 8), b"12345678"), "claims"),
+    "a side of 2^60": (safetensors(tensor("F32", [2**60], 0, 8), b"12345678"), "impossible"),
+    "a thousand axes": (safetensors(tensor("F32", [1] * 1000, 0, 4), b"1234"), "impossible"),
+    "a negative side": (safetensors(tensor("F32", [-2], 0, 8), b"12345678"), "described"),
+    "a side of true": (safetensors(tensor("F32", [True], 0, 4), b"1234"), "described"),
+    "a broken side": (safetensors(tensor("F32", [2.0], 0, 8), b"12345678"), "described"),
+    "three offsets": (safetensors(tensor("F32", [2], 0, 8, 8), b"12345678"), "described"),
+    "no dtype": (safetensors(tensor(None, [2], 0, 8), b"12345678"), "described"),
+    "a tensor that is text": (safetensors({NAME: "F32"}), "described"),
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), BAD.values(), ids=BAD)
+def test_a_damaged_or_lying_file_is_refused_by_name(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    path = tmp_path / "mtp.safetensors"
+    path.write_bytes(content)
+    for place in (tmp_path, path):
+        with pytest.raises(CheckpointError, match=r"mtp\.safetensors") as caught:
+            find_head(place)
+        assert reason in str(caught.value)
+    with pytest.raises(CheckpointError):
+        has_head(tmp_path)
+
+
+def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
+    described = {**tensor("F32", [2], 0, 8), "mtp.norm.weight": tensor("F32", [2], 4, 12)[NAME]}
+    (tmp_path / "x.safetensors").write_bytes(safetensors(described, b"1" * 12))
+    with pytest.raises(CheckpointError, match="overlap"):
+        find_head(tmp_path)
+
+
+def test_a_header_over_the_limit_is_not_even_read(tmp_path: Path) -> None:
+    path = tmp_path / "mtp.safetensors"
+    with path.open("wb") as file:
+        file.write((HEADER_LIMIT + 1).to_bytes(8, "little"))
+        file.truncate(2**40)
+    with pytest.raises(CheckpointError, match="claims a header"):
+        find_head(tmp_path)
+
+
+INDEX = {
+    "a path out of the folder": ("../other/model.safetensors", "outside"),
+    "an absolute path": ("/etc/model.safetensors", "outside"),
+    "a path through another system's separators": ("..\\model.safetensors", "outside"),
+    "another system's absolute path": ("C:\\model.safetensors", "outside"),
+    "a path that leaves half way": ("a/../../model.safetensors", "outside"),
+    "a path with a zero": ("a\0.safetensors", "outside"),
+    "a pickle": ("pytorch_model.bin", "not a safetensors file"),
+    "nothing": ("", "not a safetensors file"),
+}
+
+
+@pytest.mark.parametrize(("place", "reason"), INDEX.values(), ids=INDEX)
+def test_an_index_may_name_files_of_its_folder_only(
+    tmp_path: Path, place: str, reason: str
+) -> None:
+    for elsewhere in ("other", "folder"):
+        tiny.write(tmp_path / elsewhere, {"model.safetensors": {NAME: mx.zeros((2,))}})
+    index = tmp_path / "folder" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {NAME: place}}))
+    with pytest.raises(CheckpointError, match=r"index\.json") as caught:
+        find_head(tmp_path / "folder")
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"weight_map": 3}', '{"a": 1, "a": 2}', "[" * 100_000, "\0"]
+)
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "config.json"])
+def test_a_broken_json_file_is_refused_by_name(tmp_path: Path, name: str, text: str) -> None:
+    folder = tiny.write(tmp_path, {"mtp.safetensors": tiny.prefixed(tiny.make_head())})
+    (folder / name).write_text(text)
+    if name == "config.json" and text in ("{}", '{"weight_map": 3}'):
+        assert has_head(folder)
+        return
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        find_head(folder)
+
+
+def test_links_that_go_round_in_circles_and_things_that_are_no_files(tmp_path: Path) -> None:
+    def loop(path: Path) -> None:
+        path.symlink_to(path.name)
+
+    makers: list[Callable[[Path], Any]] = [loop, Path.mkdir, os.mkfifo]
+    for number, make in enumerate(makers):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        make(folder / "mtp.safetensors")
+        with pytest.raises(CheckpointError, match=r"mtp\.safetensors"):
+            find_head(folder)
+    loop(tmp_path / "loop")
+    for path in (tmp_path / "loop", tmp_path / "nowhere", tmp_path / "0" / "x.bin"):
+        with pytest.raises(CheckpointError, match=path.name):
+            find_head(path)
+
+
+def test_a_linked_file_is_read_as_the_hub_stores_them(tmp_path: Path) -> None:
+    stored = tiny.write(tmp_path / "blobs", {"x.safetensors": tiny.prefixed(tiny.make_head())})
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "mtp.safetensors").symlink_to(stored / "x.safetensors")
+    assert has_head(tmp_path / "snapshot")
+
+
+def test_a_pickle_by_another_name_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "mtp.bin").write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(CheckpointError, match="nothing else is opened"):
+        find_head(tmp_path / "mtp.bin")
+
+
+def test_odd_shapes_inside_a_head_are_refused_by_name(tmp_path: Path) -> None:
+    head = tiny.make_head()
+    for number, (name, shape) in enumerate(
+        [("pre_fc_norm_hidden.weight", ()), ("fc.weight", (3,)), ("norm.weight", (2, 2))]
+    ):
+        stored = tiny.prefixed({**head, name: mx.zeros(shape)})
+        folder = tiny.write(tmp_path / str(number), {"mtp.safetensors": stored})
+        with pytest.raises(CheckpointError, match=name):
+            read_head(find_head(folder))
+
+
+def test_a_dtype_that_mlx_lacks_matters_in_the_head_only(tmp_path: Path) -> None:
+    head = tiny.prefixed(tiny.make_head())
+    folder = tiny.write(tmp_path, {"mtp.safetensors": head})
+    path = folder / "mtp.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    described = json.loads(content[8 : 8 + length])
+    end = len(content) - 8 - length
+    described["model.odd"] = {"dtype": "F64", "shape": [1], "data_offsets": [end, end + 8]}
+    path.write_bytes(safetensors(described, content[8 + length :] + b"12345678"))
+    assert len(read_head(find_head(folder)).weights) == len(head)
+    described["mtp.norm.bias"] = described.pop("model.odd")
+    path.write_bytes(safetensors(described, content[8 + length :] + b"12345678"))
+    assert read_head(find_head(folder)).leftovers == ("mtp.norm.bias",)
+    described[NAME], described["mtp.norm.bias"] = described["mtp.norm.bias"], described[NAME]
+    path.write_bytes(safetensors(described, content[8 + length :] + b"12345678"))
+    with pytest.raises(CheckpointError, match="F64"):
+        read_head(find_head(folder))
+
+
+def test_a_head_larger_than_the_machine_is_not_even_begun(tmp_path: Path) -> None:
+    path, size = tmp_path / "mtp.safetensors", 2**42
+    text = json.dumps(tensor("F32", [size // 4], 0, size)).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + size)
+    with pytest.raises(CheckpointError, match="memory"):
+        read_head(find_head(tmp_path))
+
+
+def test_not_a_byte_of_the_trunk_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trunk, head = tiny.trunk_weights(tiny.make_model()), tiny.prefixed(tiny.make_head())
+    folder = tiny.write(tmp_path, {"model.safetensors": {**trunk, **head}})
+    path = folder / "model.safetensors"
+    header = read_header(path)
+    ranges: list[tuple[int, int]] = []
+
+    class Recording(reading._View):  # type: ignore[misc]
+        def readinto(self, buffer: Any, /) -> int:
+            start = self.tell()
+            count = super().readinto(buffer)
+            ranges.append((start, start + count))
+            return count
+
+    monkeypatch.setattr(reading, "_View", Recording)
+    read_head(find_head(folder))
+    front = 8 + header.length
+
+    def inside(start: int, end: int, entry: TensorEntry) -> bool:
+        return front + entry.begin <= start and end <= front + entry.end
+
+    wanted = [entry for entry in header.tensors if entry.name in head]
+    data = [span for span in ranges if span[0] >= front]
+    assert data
+    assert all(any(inside(*span, entry) for entry in wanted) for span in data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 import mlx.core as mx
 from mlx import nn
@@ -43,9 +43,8 @@ _EXPERTS: Final = {
 def spread(model: nn.Module, seed: int = 0) -> nn.Module:
     """Random weights that make every layer matter."""
     mx.random.seed(seed)
-    model.update(
-        tree_unflatten([(k, _weight(k, v)) for k, v in tree_flatten(model.parameters())])
-    )
+    weights = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
+    model.update(tree_unflatten([(name, _weight(name, old)) for name, old in weights]))
     model.eval()
     mx.eval(model.parameters())
     return model
@@ -60,8 +59,12 @@ def _weight(name: str, old: mx.array) -> mx.array:
         return mx.random.normal(old.shape)
     if "q_norm" in name:
         return mx.full(old.shape, 2.0)
+    if name.endswith(".bias"):
+        # Left alone it would be random from before the seed.
+        return mx.random.normal(old.shape) * 0.1
     if "norm" in name and old.ndim == 1:
-        return 1 + 0.2 * mx.random.normal(old.shape)
+        gains: mx.array = 1 + 0.2 * mx.random.normal(old.shape)
+        return gains
     if old.ndim > 1:
         return mx.random.normal(old.shape) * (3 / old.shape[-1] ** 0.5)
     return old

@@ -21,6 +21,17 @@ Loss = Callable[..., mx.array]
 _SAVE_EVERY_S = 60.0
 
 
+class Clock:
+    """Measures how much of a budget of minutes is used up."""
+
+    def __init__(self, minutes: float) -> None:
+        self._begun, self._budget = time.monotonic(), 60 * minutes
+
+    def done(self) -> float:
+        """Returns the share that is gone; 1 or more when the time is up."""
+        return (time.monotonic() - self._begun) / self._budget
+
+
 def rate_at(done: float, peak: float) -> float:
     """Returns the rate: up in the first 2 %, level, down a cosine in the last half."""
     if done < 0.02:
@@ -79,11 +90,11 @@ def fit(
         return flat, state, parts
 
     compiled = mx.compile(step)
-    begun = saved = time.monotonic()
+    clock, saved = Clock(minutes), time.monotonic()
     mean: np.ndarray | None = None
     with training_ops():
         for count, batch in enumerate(batches):
-            done = (time.monotonic() - begun) / (60 * minutes)
+            done = clock.done()
             if done >= 1.0:
                 break
             rate = mx.array(rate_at(done, peak))

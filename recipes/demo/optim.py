@@ -32,7 +32,7 @@ def begin(parameters: Tree) -> Tree:
     return state
 
 
-def _orthogonal(x: mx.array, steps: int = 5) -> mx.array:
+def _orthogonal(x: mx.array, steps: int = 4) -> mx.array:
     """Moves a matrix's singular values towards one (the quintic iteration of Muon)."""
     tall = x.shape[-2] > x.shape[-1]
     if tall:

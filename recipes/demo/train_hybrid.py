@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator
 
 import mlx.core as mx
@@ -10,14 +11,17 @@ import mlx.core as mx
 from recipes.demo import fastmath, loop, models, mtp_head, tokenizer
 from recipes.demo.paths import work
 
-BATCH, LENGTH = 12, 256
+SHORT, LONG = (16, 128), (8, 256)
+"""Batches' (rows, tokens): long ones cost more a token, so they come in the last third only."""
 HEAD_SHARE = 0.4
 
 
-def _batches() -> Iterator[tuple[mx.array, ...]]:
+def _batches(minutes: float) -> Iterator[tuple[mx.array, ...]]:
     ids = tokenizer.token_ids(held_out=False)
-    for window in loop.windows(ids, BATCH, LENGTH + 2, seed=1):
-        yield (window,)
+    short, long = (loop.windows(ids, b, t + 2, seed=1) for b, t in (SHORT, LONG))
+    turn = time.monotonic() + 60 * minutes * 2 / 3
+    while True:
+        yield (next(short if time.monotonic() < turn else long),)
 
 
 def run(minutes: float) -> None:
@@ -33,7 +37,7 @@ def run(minutes: float) -> None:
         second = fastmath.cross_entropy(model.embed.as_linear(ahead), window[:, 2:]).mean()
         return mx.stack([first + HEAD_SHARE * second, first, second])
 
-    loop.fit(model, loss, _batches(), work("hybrid.safetensors"), minutes=minutes, peak=0.02)
+    loop.fit(model, loss, _batches(minutes), work("hybrid.safetensors"), minutes=minutes, peak=0.02)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,7 @@ def unpack_blocks(
     block = _block(config)
     for name in [name for name in weights if name.endswith(SUFFIX)]:
         scales, target = weights.pop(name), name.removesuffix(SUFFIX)
-        weights[target] = _unpack(target, weights.get(target), scales, block).astype(dtype)
-        mx.eval(weights[target])
+        weights[target] = _unpack(target, weights.get(target), scales, block, dtype)
 
 
 def _block(config: Mapping[str, object]) -> tuple[int, int]:
@@ -45,7 +44,11 @@ def _block(config: Mapping[str, object]) -> tuple[int, int]:
 
 
 def _unpack(
-    name: str, weight: mx.array | None, scales: mx.array, block: tuple[int, int]
+    name: str,
+    weight: mx.array | None,
+    scales: mx.array,
+    block: tuple[int, int],
+    dtype: mx.Dtype,
 ) -> mx.array:
     if weight is None or weight.dtype != mx.uint8 or weight.ndim < 2:
         raise CheckpointError(f"{name}: has scales for blocks, but is no matrix of 8-bit floats")
@@ -58,7 +61,7 @@ def _unpack(
             f"{name}: of shape {weight.shape} in blocks of {block} needs scales of shape "
             f"{blocks}, found {scales.shape}"
         )
-    return _multiply(weight, _plain(scales), tall, wide)
+    return _multiply(weight, _plain(scales), (tall, wide), dtype)
 
 
 def _plain(scales: mx.array) -> mx.array:
@@ -67,7 +70,17 @@ def _plain(scales: mx.array) -> mx.array:
     return mx.power(2.0, numbers - EXPONENT_BIAS) if scales.dtype == mx.uint8 else numbers
 
 
-def _multiply(weight: mx.array, scales: mx.array, tall: int, wide: int) -> mx.array:
-    rows, columns = weight.shape[-2:]
-    by_row = mx.repeat(scales, tall, axis=-2)[..., :rows, :]
-    return mx.from_fp8(weight, mx.float32) * mx.repeat(by_row, wide, axis=-1)[..., :columns]
+def _multiply(
+    weight: mx.array, scales: mx.array, block: tuple[int, int], dtype: mx.Dtype
+) -> mx.array:
+    if weight.ndim > 2:
+        # One expert after the other, so that little is in float32 at a time.
+        pairs = zip(weight, scales, strict=True)
+        out = mx.stack([_multiply(expert, factors, block, dtype) for expert, factors in pairs])
+    else:
+        rows, columns = weight.shape
+        by_row = mx.repeat(scales, block[0], axis=0)[:rows]
+        wide = mx.repeat(by_row, block[1], axis=1)[:, :columns]
+        out = (mx.from_fp8(weight, mx.float32) * wide).astype(dtype)
+    mx.eval(out)
+    return out

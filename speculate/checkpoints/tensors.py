@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, cast, final
+from typing import Final, cast
 
 import mlx.core as mx
-from typing_extensions import Buffer, override
 
-from speculate.checkpoints.header import Header, TensorEntry, read_header
+from speculate.checkpoints.header import TensorEntry, read_header
 from speculate.errors import CheckpointError
 
 LOADABLE: Final = frozenset(
@@ -58,73 +55,14 @@ def _check_memory(entries: Mapping[str, TensorEntry]) -> None:
         )
 
 
-def _read_file(path: Path, wanted: Iterable[TensorEntry]) -> dict[str, mx.array]:
-    header = read_header(path)
-    if not set(wanted) <= set(header.tensors):
+def _read_file(path: Path, wanted: Sequence[TensorEntry]) -> dict[str, mx.array]:
+    if not set(wanted) <= set(read_header(path).tensors):
         raise CheckpointError(f"{path}: changed while it was read")
     try:
-        with path.open("rb") as file:
-            view = cast(BinaryIO, _View(file, header, wanted))
-            arrays = cast(dict[str, mx.array], mx.load(view, format="safetensors"))
-            mx.eval(arrays)
+        # Nothing but the header is read here, and then each array that is evaluated.
+        every = cast(dict[str, mx.array], mx.load(str(path), format="safetensors"))
+        arrays = {entry.name: every[entry.name] for entry in wanted}
+        mx.eval(arrays)
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     return arrays
-
-
-@final
-class _View(io.RawIOBase):
-    """A safetensors file whose header names some of its tensors only.
-
-    mlx reads lazily, but it insists on understanding every tensor of a header, so a trunk
-    with one foreign dtype would hide the head. The header that it sees here is our own,
-    padded to the length of the file's, so that all offsets stay true.
-    """
-
-    def __init__(
-        self, file: io.BufferedReader, header: Header, wanted: Iterable[TensorEntry]
-    ) -> None:
-        super().__init__()
-        described = {
-            t.name: {"dtype": t.dtype, "shape": t.shape, "data_offsets": [t.begin, t.end]}
-            for t in wanted
-        }
-        text = json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
-        self._file = file
-        self._front = header.length.to_bytes(8, "little") + text.ljust(header.length)
-        self._position = 0
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def tell(self) -> int:
-        return self._position
-
-    @override
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        if whence == io.SEEK_SET:
-            self._position = offset
-        elif whence == io.SEEK_CUR:
-            self._position += offset
-        else:
-            self._position = self._file.seek(offset, whence)
-        return self._position
-
-    @override
-    def readinto(self, buffer: Buffer, /) -> int:
-        target = memoryview(buffer).cast("B")
-        if self._position < len(self._front):
-            part = self._front[self._position : self._position + len(target)]
-            target[: len(part)] = part
-            count = len(part)
-        else:
-            self._file.seek(self._position)
-            count = self._file.readinto(target)
-        self._position += count
-        return count

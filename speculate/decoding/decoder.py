@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Final, final
 
+import attrs
 import mlx.core as mx
 
 from speculate.decoding.block import to_ints
@@ -17,8 +19,12 @@ from speculate.decoding.token import Token
 from speculate.errors import DecoderBusyError, OptionError, PromptError
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.protocols import Observer, SpeculativeModel, Strategy
-from speculate.sampling.greedy import Greedy
+from speculate.sampling.callables import SamplerCallable
+from speculate.sampling.making import make_rule
 from speculate.sampling.options import Sampling
+from speculate.sampling.penalties import penalties
+from speculate.sampling.pipeline import Pipeline
+from speculate.sampling.processors import Processors
 from speculate.strategies.fixed import Fixed
 from speculate.strategies.off import Off
 
@@ -30,14 +36,19 @@ QUANTIZED_KV_START: Final = 5000
 class Decoder:
     """Decodes token by token, with drafts that never change the text.
 
-    Greedy mode: the tokens are those of plain decoding with the same model.
+    Greedy: the tokens are those of plain decoding with the same model. With a temperature:
+    the same seed gives the same tokens whoever drafts (mode "coupled"), or the same law
+    (modes "rejection" and "block").
 
     Args:
         model: The target, from `speculate.load` or `speculate.adapt`.
         strategy: Who drafts, and how much. By default the model's own head at depth 1,
             or nobody where it has none.
-        sampling: How tokens are chosen; greedy by default.
-        logits_processors: Not supported yet.
+        sampling: How tokens are chosen: options, or a sampler of mlx-lm. Greedy by default.
+        logits_processors: Called as in mlx-lm, `(tokens, logits) -> logits`, with the whole
+            text so far and once for each emitted token. Objects need a `fork` method
+            (`ForkableProcessor`). Functions other than mlx-lm's own and the penalties of
+            `Sampling` cost a synchronisation with the device for each token of a block.
         kv_bits: Quantise the rows of full attention to so many bits.
         kv_group_size: Numbers that share a scale in quantised rows.
         quantized_kv_start: Length of the text, in tokens, from which on rows are quantised.
@@ -58,7 +69,7 @@ class Decoder:
         self,
         model: SpeculativeModel,
         strategy: Strategy | None = None,
-        sampling: Sampling | None = None,
+        sampling: Sampling | SamplerCallable | None = None,
         logits_processors: Sequence[Callable[[mx.array, mx.array], mx.array]] = (),
         *,
         kv_bits: int | None = None,
@@ -70,21 +81,23 @@ class Decoder:
         observer: Observer | None = None,
         stream: mx.Stream | mx.ThreadLocalStream | None = None,
     ) -> None:
-        if logits_processors:
-            raise OptionError("logits processors are not supported yet; leave them out")
         if strategy is None:
             strategy = Off() if model.head is None else Fixed(MTPChain(), depth=1)
         kv = None if kv_bits is None else KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
         self._setup = Setup(
             model=model,
             strategy=strategy,
-            sampler=Greedy(),
+            sampler=Pipeline(make_rule(Sampling(), 0), Processors(())),
             observer=observer,
             progress=prompt_progress_callback,
             prefill_step_size=prefill_step_size,
             max_kv_size=max_kv_size,
             kv=kv,
         )
+        self._sampling = sampling or Sampling()
+        own = penalties(self._sampling) if isinstance(self._sampling, Sampling) else []
+        self._processors = Processors(own, logits_processors)
+        self._begun = False
         self._stream = stream or mx.new_thread_local_stream(mx.default_device())
         self._stats = Stats()
         self._texts = KnownText()
@@ -113,6 +126,8 @@ class Decoder:
         max_tokens: int = 256,
         prompt_cache: list[object] | None = None,
         stop_tokens: Collection[int] = (),
+        *,
+        history: Sequence[int] = (),
     ) -> Generator[Token, None, None]:
         """Decode a text.
 
@@ -123,6 +138,7 @@ class Decoder:
                 `model.make_cache()`. While the generator runs it is on loan; afterwards the
                 same list holds mlx-lm's types with prompt and every emitted token.
             stop_tokens: Ids that end the text, besides the model's own end-of-text ids.
+            history: Ids of earlier turns, which logits processors see in front of the prompt.
 
         Returns:
             Token by token; the stop token, if there is one, comes last. Closing it ends the
@@ -141,7 +157,7 @@ class Decoder:
         limit = None if max_tokens == -1 else max_tokens
         if prompt_cache is None:
             prompt_cache = list(self._setup.model.make_cache(self._setup.max_kv_size))
-        return self._generate(ids, limit, prompt_cache, stops)
+        return self._generate(ids, limit, prompt_cache, stops, list(history))
 
     def settle(self) -> None:
         """In the middle of a run: bring the prompt cache to prompt and emitted tokens.
@@ -160,16 +176,17 @@ class Decoder:
         max_tokens: int | None,
         prompt_cache: list[object],
         stop_tokens: frozenset[int],
+        history: list[int],
     ) -> Generator[Token, None, None]:
         self._refuse_if_busy()
         self._running = True
-        self._stats = Stats(prompt_tokens=len(prompt))
+        setup = self._begin_text(len(prompt))
         try:
             with mx.stream(self._stream):
-                loan = Loan(self._setup.model, prompt_cache)
-                run = Run(self._setup, loan, max_tokens, stop_tokens, self._stats)
-                self._session = Session(self._setup, loan, run, self._texts)
-                self._session.start(prompt)
+                loan = Loan(setup.model, prompt_cache)
+                run = Run(setup, loan, max_tokens, stop_tokens, self._stats)
+                self._session = Session(setup, loan, run, self._texts)
+                self._session.start(prompt, history)
             while not run.finished:
                 with mx.stream(self._stream):
                     token = self._session.next()
@@ -178,6 +195,18 @@ class Decoder:
             self._end(quiet=not isinstance(error, GeneratorExit))
             raise
         self._end(quiet=False)
+
+    def _begin_text(self, prompt_tokens: int) -> Setup:
+        """The parts for one text: counters from zero, and a sampler with a seed."""
+        sampling, seed = self._sampling, None
+        if isinstance(sampling, Sampling) and sampling.temperature > 0:
+            seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        self._stats = Stats(prompt_tokens=prompt_tokens, seed=seed)
+        if self._begun:
+            self._processors.restart()
+        self._begun = True
+        rule = make_rule(sampling, seed or 0)
+        return attrs.evolve(self._setup, sampler=Pipeline(rule, self._processors))
 
     def _end(self, *, quiet: bool) -> None:
         """Hand the caches back. A run that failed keeps its own exception: `quiet`."""

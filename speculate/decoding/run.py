@@ -63,9 +63,17 @@ class Run:
         self.committed = 0
         self.finished = max_tokens == 0
 
-    def start(self, prompt: Sequence[int]) -> None:
-        """Take in the prompt."""
+    def start(self, prompt: Sequence[int], position: int, history: Sequence[int]) -> None:
+        """Take in the prompt.
+
+        Args:
+            prompt: Ids.
+            position: Position in the text of its first.
+            history: Ids of earlier turns, for processors.
+        """
         self._target.prefill(prompt)
+        before = [*history, *prompt[:-1]]
+        self._setup.sampler.begin(before, position + len(prompt) - 1, self._stop_tokens)
         self.committed = len(prompt) - 1
         self.unfed = prompt[-1]
         self._target.start()
@@ -150,13 +158,12 @@ class Run:
             self._plan = None
             block = self._draft(plan, depth) if depth else self._target.launch(self._unfed())
         self._given = 0
-        if block.drafted == 0 and self._next_plan(1)[1] == 0:
+        if block.drafted == 0 and self._goes_on_plainly():
             # The next step is launched before this one is read, as in mlx-lm: the device
             # does not wait for the host.
             self._keep(block, 0)
             self._block, self._plan = block, None
-            last = self._remaining() == 1
-            self._ahead = self._target.launch(block.decision.tokens, last=last)
+            self._ahead = self._target.launch(block.decision.tokens)
         else:
             self._target.evaluate(block)
         self._ready.extend(self._tokens(block))
@@ -170,12 +177,16 @@ class Run:
         """
         remaining = self._remaining()
         left = None if remaining is None else remaining - pending
-        if left == 0:
-            return Plan(), 0
         if self._plan is None:
             self._plan = self._setup.strategy.plan(left)
         limits = [self._plan.depth, None if left is None else left - 1, self._target.room()]
         return self._plan, min(limit for limit in limits if limit is not None)
+
+    def _goes_on_plainly(self) -> bool:
+        """Whether the step after the present token is sure to be made, without a draft."""
+        if self._remaining() == 1 or not self._setup.sampler.launches_ahead:
+            return False
+        return self._next_plan(1)[1] == 0
 
     def _draft(self, plan: Plan, depth: int) -> Block:
         if plan.proposer is None:
@@ -200,7 +211,7 @@ class Run:
                 reason = "stop"
             from_draft = index < self._accepted
             name = block.proposer if from_draft else None
-            tokens.append(Token(id_, from_draft, name, reason, block.out.logits, index))
+            tokens.append(Token(id_, from_draft, name, reason, block.decision.logits, index))
             if reason is not None:
                 break
         return tokens
@@ -219,15 +230,19 @@ class Run:
         """Make the block's first token and `drafts` of its drafts text, for good."""
         if block is self._kept:
             return
-        self._target.keep(1 + drafts)
+        commit = self._target.keep(block, drafts)
         self._kept, self.unfed = block, None
         self.committed += 1 + drafts
-        self._setup.tell(block.commit(drafts))
+        self._setup.tell(commit)
 
     def _feed_newest(self) -> None:
         """Feed the newest token alone, when no block will."""
-        if self.unfed is not None:
-            self._keep(self._target.launch(self._unfed(), last=True), 0)
+        if self.unfed is None:
+            return
+        commit = self._target.feed(self._unfed())
+        self.unfed = None
+        self.committed += 1
+        self._setup.tell(commit)
 
     def _observe(self, block: Block) -> None:
         emitted = self._given + len(self._ready)

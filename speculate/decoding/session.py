@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import final
 
 from speculate.decoding.loan import Loan
@@ -65,7 +66,7 @@ class Session:
         """The token that was emitted and is in no cache."""
         return self._run.unfed
 
-    def start(self, prompt: list[int]) -> None:
+    def start(self, prompt: list[int], history: Sequence[int]) -> None:
         """Bring the proposers to this text, and take in the prompt."""
         told = self._loan.length()
         known = self._texts.length_in(self._loan.originals, told)
@@ -76,7 +77,7 @@ class Session:
             if known is None or proposer.position() != known:
                 proposer.begin(position)
         try:
-            self._run.start(prompt)
+            self._run.start(prompt, position, history)
         except BaseException:
             # The target went back to where it was; so do they.
             for proposer in self._setup.strategy.proposers:

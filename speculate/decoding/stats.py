@@ -55,6 +55,7 @@ class Stats:
         prompt_tokens: Tokens of the prompt.
         emitted_tokens: Tokens that came out so far.
         rounds: Target passes that gave tokens, counted when all of these were emitted.
+        seed: With which the text can be had again; `None` where nothing is drawn.
         total: Drafts of all proposers.
         by_proposer: Drafts of each proposer, by its name.
     """
@@ -62,6 +63,7 @@ class Stats:
     prompt_tokens: int = 0
     emitted_tokens: int = 0
     rounds: int = 0
+    seed: int | None = None
     total: DraftStats = attrs.Factory(DraftStats)
     by_proposer: dict[str, DraftStats] = attrs.Factory(dict)
 

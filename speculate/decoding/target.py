@@ -13,7 +13,7 @@ from speculate.decoding.loan import Loan
 from speculate.decoding.prefill import prefill
 from speculate.decoding.quantizing import Quantizer
 from speculate.decoding.setup import Setup
-from speculate.protocols import Draft, Plan
+from speculate.protocols import Commit, Draft, Plan
 
 
 @final
@@ -51,29 +51,39 @@ class Target:
 
     def forward(self, newest: mx.array, draft: Draft, plan: Plan) -> Block:
         """Feed the newest token `(1,)` and a draft behind it."""
-        draft = Draft(draft.tokens.astype(mx.uint32))
-        fed = mx.concatenate([newest.astype(mx.uint32), draft.tokens])[None]
+        newest = newest.astype(mx.uint32)
+        draft = Draft(draft.tokens.astype(mx.uint32), draft.laws)
+        fed = mx.concatenate([newest, draft.tokens])[None]
         out = self._setup.model.forward(fed, self._caches)
-        return Block(fed, plan, draft, out, self._setup.sampler.verify(out.logits[0], draft))
+        decision = self._setup.sampler.verify(newest, draft, out.logits[0])
+        return Block(fed, plan, draft, out, decision)
 
-    def launch(self, newest: mx.array, *, last: bool = False) -> Block:
-        """Feed the newest token alone, and let the device begin.
-
-        Args:
-            newest: `(1,)`, possibly not read yet.
-            last: Nothing comes after it, so that its logits need not be computed.
-        """
+    def launch(self, newest: mx.array) -> Block:
+        """Feed the newest token `(1,)` alone, perhaps not read yet, and let the device begin."""
         block = self.forward(newest, Draft(mx.zeros((0,), dtype=mx.uint32)), Plan())
-        mx.async_eval(self._arrays() if last else [*block.results(), *self._arrays()])
+        mx.async_eval(block.results(), self._arrays())
         return block
+
+    def feed(self, newest: mx.array) -> Commit:
+        """Feed the newest token `(1,)` as the last: its logits are never computed."""
+        out = self._setup.model.forward(newest[None], self._caches)
+        self._keep(newest)
+        return Commit(newest, out.hidden)
 
     def evaluate(self, block: Block) -> None:
         """Wait for a block. The round's one synchronisation."""
         mx.eval(block.results(), self._arrays())
 
-    def keep(self, tokens: int) -> None:
-        """Make the first `tokens` fed since the last `keep` text, and take the rest back."""
-        self._group.apply_keep(tokens, self._group.plan_keep(tokens))
+    def keep(self, block: Block, drafts: int) -> Commit:
+        """Make a block's newest token and `drafts` of its drafts text; take the rest back."""
+        commit = block.commit(drafts)
+        self._keep(commit.tokens)
+        return commit
+
+    def _keep(self, tokens: mx.array) -> None:
+        count = tokens.shape[0]
+        self._group.apply_keep(count, self._group.plan_keep(count))
+        self._setup.sampler.keep(tokens)
         self._quantizer.apply()
 
     def room(self) -> int | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import cast, final
 
 import attrs
 import mlx.core as mx
+
+from speculate.decoding.block import to_ints
 
 
 @final
@@ -30,6 +32,18 @@ class Token:
 
     @property
     def logprobs(self) -> mx.array:
-        """The target's log-probabilities, `(vocabulary,)` float32. Computed when read."""
-        logits = self._logits[0, self._row].astype(mx.float32)
+        """The target's log-probabilities, `(vocabulary,)` float32. Computed when read.
+
+        After logits processors, and before the filters and the temperature.
+        """
+        logits = self._logits[self._row].astype(mx.float32)
         return logits - mx.logsumexp(logits, keepdims=True)
+
+    def top_logprobs(self, n: int) -> list[tuple[int, float]]:
+        """The `n` most likely ids and their log-probabilities, the most likely first.
+
+        Computed when called; synchronises.
+        """
+        logprobs = self.logprobs
+        ids = mx.argsort(-logprobs)[:n]
+        return list(zip(to_ints(ids), cast("list[float]", logprobs[ids].tolist()), strict=True))

@@ -10,6 +10,7 @@ from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import SpeculateError
 from speculate.proposers.vocabulary import check_vocabularies
 from speculate.protocols import (
+    Choice,
     Choose,
     Commit,
     Draft,
@@ -33,10 +34,18 @@ class DraftModel:
         cache: Caches of `draft` to work on, from `draft.make_cache()` or adopted. The
             caller keeps them, and finds in them exactly the committed text after
             `settle()`. By default the proposer makes its own.
+        name: Tells it apart from other draft models of the same strategy.
     """
 
-    def __init__(self, draft: SpeculativeModel, *, cache: list[Rollbackable] | None = None) -> None:
+    def __init__(
+        self,
+        draft: SpeculativeModel,
+        *,
+        cache: list[Rollbackable] | None = None,
+        name: str = "draft",
+    ) -> None:
         self._draft = draft
+        self._name = name
         self._given = cache
         self._target: SpeculativeModel | None = None
         self._cache: list[Rollbackable] = []
@@ -50,7 +59,7 @@ class DraftModel:
 
     @property
     def name(self) -> str:
-        return "draft"
+        return self._name
 
     def attach(self, target: SpeculativeModel, /) -> None:
         if target is not self._target:
@@ -84,18 +93,18 @@ class DraftModel:
         if self._waiting_rows() > BATCHED:
             self._flush()
         block = mx.concatenate([*self._waiting, newest])
-        drafts: list[mx.array] = []
+        drafts: list[Choice] = []
         while len(drafts) < limit:
             out = self._draft.forward(block[None], self._cache)
             self._in_flight = len(drafts) + 1
             # The target has no meaning for padding ids beyond its own.
             logits = out.logits[:, -1, : self._shared_vocabulary()]
-            block = choose(logits, len(drafts))
-            drafts.append(block)
+            drafts.append(choose(logits, len(drafts)))
+            block = drafts[-1].token
             mx.async_eval(block)
-        tokens = mx.concatenate(drafts)
+        tokens = mx.concatenate([choice.token for choice in drafts])
         mx.async_eval(tokens, self._arrays())
-        return Draft(tokens)
+        return Draft(tokens, [choice.law for choice in drafts])
 
     def settle(self) -> None:
         self._group.restore()

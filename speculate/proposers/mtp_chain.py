@@ -9,6 +9,7 @@ import mlx.core as mx
 from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import HeadNotFoundError, SpeculateError
 from speculate.protocols import (
+    Choice,
     Choose,
     Commit,
     Draft,
@@ -83,15 +84,15 @@ class MTPChain:
             return Draft(mx.zeros((0,), dtype=newest.dtype))
         state = mx.concatenate(self._hidden, axis=1)
         tokens = mx.concatenate([*self._tokens, newest])
-        chain: list[mx.array] = []
+        chain: list[Choice] = []
         while len(chain) < limit:
             out = self._step(state, tokens)
             self._catch_up = self._catch_up or tokens.shape[0]
-            state, tokens = out.hidden[:, -1:], choose(out.logits[:, -1], len(chain))
-            chain.append(tokens)
-        drafts = mx.concatenate(chain)
+            chain.append(choose(out.logits[:, -1], len(chain)))
+            state, tokens = out.hidden[:, -1:], chain[-1].token
+        drafts = mx.concatenate([choice.token for choice in chain])
         mx.async_eval(drafts, self._arrays())
-        return Draft(drafts)
+        return Draft(drafts, [choice.law for choice in chain])
 
     def settle(self) -> None:
         self._group.restore()

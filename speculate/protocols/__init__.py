@@ -8,6 +8,7 @@ from speculate.protocols.model import Forward as Forward
 from speculate.protocols.model import MTPHead as MTPHead
 from speculate.protocols.model import SpeculativeModel as SpeculativeModel
 from speculate.protocols.model import StockModel as StockModel
+from speculate.protocols.proposer import Choice as Choice
 from speculate.protocols.proposer import Choose as Choose
 from speculate.protocols.proposer import Commit as Commit
 from speculate.protocols.proposer import Draft as Draft

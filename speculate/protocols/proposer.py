@@ -1,6 +1,6 @@
 """What a proposer must do: guess the next tokens, and stay in step with the text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import mlx.core as mx
@@ -8,8 +8,23 @@ from typing_extensions import Protocol
 
 from speculate.protocols.model import SpeculativeModel
 
-Choose = Callable[[mx.array, int], mx.array]
-"""`choose(logits (1, vocabulary), index) -> (1,)` picks draft number `index` on the device."""
+
+@attrs.frozen(eq=False)
+class Choice:
+    """A token that was picked for a draft.
+
+    Attributes:
+        token: `(1,)` id.
+        law: `(1, vocabulary)` float32 log-probabilities that it was drawn from, filters
+            included; `None` where the way drafts are judged does not need it.
+    """
+
+    token: mx.array
+    law: mx.array | None = None
+
+
+Choose = Callable[[mx.array, int], Choice]
+"""`choose(logits (1, vocabulary), index)` picks draft number `index` on the device."""
 
 
 @attrs.frozen(eq=False)
@@ -18,9 +33,12 @@ class Draft:
 
     Attributes:
         tokens: `(k,)` ids, on the device; `k` may be less than was asked for, even 0.
+        laws: The law that each token was really drawn from, as `Choose` gave it; `None`
+            for a token that was not drawn but certain. Empty means that all were certain.
     """
 
     tokens: mx.array
+    laws: Sequence[mx.array | None] = ()
 
 
 @attrs.frozen

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import mlx.core as mx
 
-from speculate.protocols import Decision, Draft
+from speculate.protocols import Choice
 
 
 def most_likely(logits: mx.array) -> mx.array:
@@ -23,27 +24,12 @@ def most_likely(logits: mx.array) -> mx.array:
     return mx.argmax(logprobs, axis=-1)
 
 
-def leading_matches(tokens: mx.array, drafts: mx.array) -> mx.array:
-    """How many drafts stand before the first that differs.
-
-    Args:
-        tokens: `(k + 1,)`, what the target chose in each row.
-        drafts: `(k,)`.
-
-    Returns:
-        `()` int32.
-    """
-    same = (tokens[: drafts.shape[0]] == drafts).astype(mx.int32)
-    return mx.cumprod(same).sum().astype(mx.int32)
-
-
 @final
 class Greedy:
     """Draws nothing: a draft stands while it is what the target would take."""
 
-    def choose(self, logits: mx.array, index: int, /) -> mx.array:
-        return most_likely(logits)
+    def choose(self, logits: mx.array, position: int, /) -> Choice:
+        return Choice(most_likely(logits))
 
-    def verify(self, logits: mx.array, draft: Draft, /) -> Decision:
-        tokens = most_likely(logits)
-        return Decision(accepted=leading_matches(tokens, draft.tokens), tokens=tokens)
+    def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
+        return most_likely(logits)

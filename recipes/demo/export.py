@@ -1,0 +1,81 @@
+"""Writes the model folders, quantised as mlx-lm does it: 8 bit, affine, groups of 64."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.utils import quantize_model, save_config, save_model
+
+from recipes.demo import models, tokenizer
+from recipes.demo.paths import DRAFT, HYBRID, WINDOWED, work
+
+BITS, GROUP = 8, 64
+
+
+def _quantize(module: nn.Module, config: models.Config) -> dict[str, Any]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        _, quantized = quantize_model(module, config, GROUP, BITS)
+    settings: dict[str, Any] = quantized
+    return settings
+
+
+def round_weights(module: nn.Module) -> None:
+    """Replaces weights by what is left of them after quantising, still as plain float32.
+
+    What is distilled from the target must follow the target that ships, and float products are
+    the faster ones on a CPU.
+    """
+    for _, part in module.named_modules():
+        if hasattr(part, "to_quantized") and part.weight.shape[-1] % GROUP == 0:
+            packed = mx.quantize(part.weight, GROUP, BITS)
+            part.weight = mx.dequantize(*packed, group_size=GROUP, bits=BITS)
+    mx.eval(module.parameters())
+
+
+def write(module: nn.Module, config: models.Config, folder: Path) -> None:
+    """Quantises a module and writes a folder that stock ``mlx_lm.load`` reads.
+
+    Args:
+        module: The trained model; it is quantised in place.
+        config: Its configuration.
+        folder: Where it goes; what was there is replaced.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    settings = _quantize(module, config)
+    save_model(folder, module)
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    save_config(settings, folder / "config.json")
+    tokenizer.save(folder)
+
+
+def load_hybrid(name: str = "hybrid.safetensors") -> models.Hybrid:
+    """Returns the target as a checkpoint left it; a newer head, if there is one, on top."""
+    model = models.hybrid()
+    model.load_weights(str(work(name)))
+    head = work("head.safetensors")
+    if head.exists() and head.stat().st_mtime > work(name).stat().st_mtime:
+        model.head.load_weights(str(head))
+    mx.eval(model.parameters())
+    return model
+
+
+def run() -> None:
+    """Writes all three folders from the checkpoints that there are."""
+    write(load_hybrid(), models.HYBRID, HYBRID)
+    draft, windowed = models.draft(), models.windowed()
+    draft.load_weights(str(work("draft.safetensors")))
+    windowed.load_weights(str(work("windowed.safetensors")))
+    write(draft, models.DRAFT, DRAFT)
+    write(windowed, models.WINDOWED, WINDOWED)
+
+
+if __name__ == "__main__":
+    mx.set_default_device(mx.cpu)
+    run()

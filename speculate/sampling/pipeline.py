@@ -1,0 +1,85 @@
+"""The target's choice of tokens: processors over the whole text, then a rule for the drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import cast, final
+
+import mlx.core as mx
+
+from speculate.protocols import Choice, Decision, Draft
+from speculate.sampling.processors import Processors
+from speculate.sampling.rules import Rule
+
+
+@final
+class Pipeline:
+    """Chooses the tokens of one text.
+
+    Args:
+        rule: How drafts are judged.
+        processors: Applied to the target's logits first.
+    """
+
+    def __init__(self, rule: Rule, processors: Processors) -> None:
+        self._rule = rule
+        self._processors = processors
+        self._history = mx.zeros((0,), dtype=mx.uint32)
+        self._position = 0
+        self._stop_tokens: Collection[int] = ()
+
+    @property
+    def launches_ahead(self) -> bool:
+        return self._processors.pure
+
+    def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
+        self._history = mx.array(list(history), dtype=mx.uint32)
+        self._position = position
+        self._stop_tokens = stop_tokens
+
+    def choose(self, logits: mx.array, index: int, /) -> Choice:
+        return self._rule.choose(logits, self._position + 1 + index)
+
+    def verify(self, newest: mx.array, draft: Draft, logits: mx.array, /) -> Decision:
+        text = mx.concatenate([self._history, newest, draft.tokens])
+        if not self._processors.pure:
+            return self._row_by_row(text, draft, logits)
+        if len(self._processors):
+            rows = [self._processed(text, draft, logits, row) for row in range(logits.shape[0])]
+            logits = mx.concatenate(rows)
+        judged = self._rule.judge(logits, self._positions(0, logits.shape[0]), draft)
+        return Decision(judged.accepted, judged.tokens, logits)
+
+    def keep(self, tokens: mx.array, /) -> None:
+        self._position += tokens.shape[0]
+        if len(self._processors):
+            self._history = mx.concatenate([self._history, tokens])
+
+    def _processed(self, text: mx.array, draft: Draft, logits: mx.array, row: int) -> mx.array:
+        known = text.shape[0] - draft.tokens.shape[0] + row
+        return self._processors.apply(text[:known], logits[row : row + 1])
+
+    def _positions(self, row: int, count: int) -> range:
+        """Positions in the text of the tokens that `count` rows are for."""
+        first = self._position + 1 + row
+        return range(first, first + count)
+
+    def _row_by_row(self, text: mx.array, draft: Draft, logits: mx.array) -> Decision:
+        """Show processors a row only when it is sure to be text. Synchronises once a row."""
+        rows: list[mx.array] = []
+        tokens: list[mx.array] = []
+        while True:
+            row = len(rows)
+            rows.append(self._processed(text, draft, logits, row))
+            one = Draft(draft.tokens[row : row + 1], draft.laws[row : row + 1])
+            judged = self._rule.judge(rows[-1], self._positions(row, 1), one)
+            if cast(int, judged.accepted.item()) == 0:
+                tokens.append(judged.tokens)
+                break
+            tokens.append(one.tokens)
+            if cast(int, one.tokens.item()) in self._stop_tokens:
+                # The text ends with this draft: nothing is asked of the processors behind it.
+                tokens.append(one.tokens)
+                break
+        accepted = mx.array(len(tokens) - 1, dtype=mx.int32)
+        return Decision(accepted, mx.concatenate(tokens), mx.concatenate(rows))

@@ -1,0 +1,197 @@
+"""What must hold of rewinding, as plain functions: a test feeds them models, or planted faults.
+
+Every one raises `AssertionError` where the caches are wrong, and compares bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import mlx.core as mx
+from mlx_lm.models.cache import trim_prompt_cache
+
+from speculate import speculation
+from speculate.errors import RewindError
+from speculate.protocols import SpeculativeModel
+from tests.backends.driving import (
+    Caches,
+    assert_equal,
+    assert_same,
+    cold,
+    feed,
+    holding,
+    ids,
+    other,
+    speculate_all,
+)
+
+Script = Sequence[tuple[int, int | None]]
+"""Round by round: how many drafts, and which of them is wrong."""
+
+LENGTHS = (4, 0, 1, 2, 7)
+EVERY_MISTAKE: Script = [
+    (drafts, wrong) for drafts in LENGTHS for wrong in [*range(drafts), None]
+]
+"""Every draft length, wrong at every index and nowhere."""
+
+
+def refused(call: Callable[[], object]) -> bool:
+    """Whether a call raises `RewindError`."""
+    try:
+        call()
+    except RewindError:
+        return True
+    return False
+
+
+def take_back(caches: Caches, n: int) -> None:
+    """Take `n` tokens back as loops for mlx-lm do, and insist on all of them."""
+    taken = trim_prompt_cache(list(caches), n)
+    assert taken == n, f"took {taken} tokens back, not {n}"
+
+
+def blocks_with(prefix: Sequence[int], width: int) -> list[list[int]]:
+    """Two blocks of a width that have a prefix in common and nothing after it."""
+    tail = ids(width - len(prefix), seed=91)
+    return [[*prefix, *tail], [*prefix, *map(other, tail)]]
+
+
+def check_tail_independence(
+    driven: SpeculativeModel, prompt: int, widths: Iterable[int], *, singly: bool = False
+) -> None:
+    """Rewound to the prefix that they share, two blocks leave the same: a cold prefill's.
+
+    Args:
+        prompt: Tokens fed before.
+        widths: Widths of the blocks; each is rewound to every prefix.
+        singly: Feed a block token by token, so that records stack.
+    """
+    text, shared, newest = ids(prompt, seed=1), ids(9, seed=2), ids(1, seed=3)
+    expected = []
+    for m in range(10):
+        caches = cold(driven, [*text, *shared[:m]])[1]
+        expected.append((holding(caches), feed(driven, caches, newest)))
+    caches = cold(driven, text)[1]
+    speculate_all(caches)
+    for width in widths:
+        for m in range(width + 1):
+            for block in blocks_with(shared[:m], width):
+                for piece in [[token] for token in block] if singly else [block]:
+                    feed(driven, caches, piece)
+                take_back(caches, width - m)
+                what = f"width {width} cut to {m}"
+                assert_same(holding(caches), expected[m][0], what)
+                assert_equal(feed(driven, caches, newest), expected[m][1], what)
+                take_back(caches, m + 1)
+    assert_same(holding(caches), expected[0][0], "taken back to the prompt")
+
+
+def check_kept_prefixes(driven: SpeculativeModel, prompt: int, widths: Iterable[int]) -> None:
+    """As `check_tail_independence`, by windows: the next logits are a cold prefill's."""
+    text, shared, newest = ids(prompt, seed=1), ids(9, seed=2), ids(1, seed=3)
+    expected = [cold(driven, [*text, *shared[:m], *newest])[0][-1] for m in range(10)]
+    for width in widths:
+        for m in range(width + 1):
+            for block in blocks_with(shared[:m], width):
+                caches = cold(driven, text)[1]
+                with speculation(caches) as window:
+                    feed(driven, caches, block)
+                    window.keep(m)
+                    logits = feed(driven, caches, newest)[-1]
+                    assert_equal(logits, expected[m], f"width {width} kept {m}")
+
+
+def check_rounds(
+    driven: SpeculativeModel,
+    text: Sequence[int],
+    prompt: int,
+    script: Script,
+    *,
+    caches: Caches | None = None,
+    expected: mx.array | None = None,
+    probe: bool = True,
+    cold_end: bool = True,
+) -> int:
+    """Rounds of newest token, drafts and `keep`, as a decoder makes them.
+
+    Args:
+        text: What every round agrees with in the end.
+        prompt: Tokens of it that are the prompt; all but the last are prefilled.
+        script: The rounds.
+        caches: Hold `text[:prompt - 1]` already.
+        expected: Logits after each token of `text`; a cold prefill's if left out.
+        probe: Compare the next logits after every round with a cold prefill too.
+        cold_end: Compare those after the last round so.
+
+    Returns:
+        Tokens of the text that were kept.
+    """
+    done = prompt - 1
+    if caches is None:
+        caches = driven.make_cache()
+        if done:
+            feed(driven, caches, text[:done])
+    if expected is None:
+        expected = cold(driven, text)[0]
+    with speculation(caches) as window:
+        for index, (drafts, wrong) in enumerate(script):
+            block = list(text[done : done + 1 + drafts])
+            if wrong is not None:
+                block[1 + wrong] = other(block[1 + wrong])
+            good = 1 + (drafts if wrong is None else wrong)
+            what = f"prompt {prompt}, round {index} ({drafts} drafts, wrong at {wrong})"
+            logits = feed(driven, caches, block)
+            assert_equal(logits[:good], expected[done : done + good], what)
+            window.keep(good)
+            done += good
+            if probe:
+                _check_next(driven, caches, text[: done + 1], what)
+                window.keep(0)
+        if cold_end:
+            _check_next(driven, caches, text[: done + 1], f"prompt {prompt}, at the end")
+            window.keep(0)
+    return done
+
+
+def _check_next(
+    driven: SpeculativeModel, caches: Caches, text: Sequence[int], what: str
+) -> None:
+    """The last token's logits are those of a cold prefill."""
+    found = feed(driven, caches, text[-1:])
+    assert_equal(found[-1], cold(driven, text)[0][-1], f"{what}, next logits")
+
+
+def check_over_trim(driven: SpeculativeModel, prompt: int, too_many: int) -> None:
+    """Taking back more than is possible raises and changes nothing in any layer.
+
+    Args:
+        prompt: Tokens fed before speculation, and three more in it.
+        too_many: Tokens that some layer cannot take back.
+    """
+    caches = cold(driven, ids(prompt, seed=1))[1]
+    speculate_all(caches)
+    feed(driven, caches, ids(3, seed=2))
+    before = holding(caches)
+    for n in (too_many, prompt + 4, 10_000, -1):
+        assert refused(lambda n=n: trim_prompt_cache(list(caches), n)), f"took {n} back"
+        assert_same(holding(caches), before, f"after trim_prompt_cache of {n} was refused")
+        for index, layer in enumerate(caches):
+            assert refused(lambda n=n, layer=layer: layer.trim(n)), f"layer {index} took {n}"
+            assert_same(holding(caches), before, f"after layer {index} refused {n}")
+    take_back(caches, 3)
+    expected = holding(cold(driven, ids(prompt, seed=1))[1])
+    assert_same(holding(caches), expected, "taken back after refusals")
+
+
+def check_hand_back(driven: SpeculativeModel, prompt: int, more: int) -> None:
+    """What mlx-lm is handed has the rows of a cold prefill, however they came about."""
+    text = ids(prompt + more, seed=1)
+    caches = cold(driven, text[:prompt])[1]
+    with speculation(caches) as window:
+        feed(driven, caches, [*text[prompt:], *ids(4, seed=2)])
+        window.keep(more)
+    if all(layer.length() == len(text) for layer in caches):
+        stock = [layer.hand_back() for layer in caches]
+        fresh = cold(driven, text)[1]
+        assert_same(holding(stock), holding(fresh), "handed back")
+        assert [len(layer.arrays()) for layer in caches] == [0] * len(caches), "kept something"

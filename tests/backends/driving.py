@@ -1,0 +1,206 @@
+"""Drives models and their caches in tests, and says what a cache holds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Final, cast
+
+import attrs
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+from speculate.backends.rotating import RewindableRotatingKVCache
+from speculate.models.adapter import StockAdapter
+from speculate.models.registry import adapter_for
+from speculate.protocols import Rollbackable, SpeculativeModel, StockModel
+from tests import tiny
+
+EVERY: Final[dict[str, Callable[[], nn.Module]]] = {**tiny.FAMILIES, **tiny.MORE}
+FAMILIES: Final = sorted(tiny.FAMILIES)
+ALL: Final = sorted(EVERY)
+CUT_ANYWHERE: Final = sorted(set(EVERY) - {"lfm2"})
+"""Families whose every cache can be cut at any token."""
+HYBRIDS: Final = ("qwen3_5", "qwen3_next")
+
+Entry = mx.array | None
+Caches = list[Rollbackable]
+
+
+def adapted(stock: nn.Module) -> StockAdapter:
+    """A fresh adapter around a stock model."""
+    model = cast(StockModel, stock)
+    adapter = adapter_for(model)(model, head=None, eos_token_ids=(), vocabulary=None)
+    assert isinstance(adapter, StockAdapter)
+    return adapter
+
+
+@cache
+def stock(family: str) -> Any:
+    """The stock model of a family. Shared: do not change it."""
+    return EVERY[family]()
+
+
+@cache
+def model(family: str) -> StockAdapter:
+    """The adapter of a family. Shared: do not change it."""
+    return adapted(stock(family))
+
+
+@cache
+def ids(count: int, seed: int = 0) -> tuple[int, ...]:
+    """Random ids."""
+    return tuple(random.Random(seed).choices(range(tiny.VOCAB), k=count))
+
+
+def other(token: int) -> int:
+    """An id that is not `token`."""
+    return (token + 1) % tiny.VOCAB
+
+
+def batch(tokens: Sequence[int]) -> mx.array:
+    """Ids as a forward takes them."""
+    return mx.array(tokens, dtype=mx.uint32)[None]
+
+
+def feed(driven: SpeculativeModel, caches: Sequence[object], tokens: Sequence[int]) -> mx.array:
+    """Logits `(T, vocabulary)` of one forward."""
+    logits = driven.forward(batch(tokens), caches).logits[0]
+    mx.eval(logits)
+    return logits
+
+
+def cold(driven: SpeculativeModel, tokens: Sequence[int]) -> tuple[mx.array, Caches]:
+    """Logits `(T, vocabulary)` and caches of one prefill from nothing."""
+    caches = driven.make_cache()
+    return feed(driven, caches, tokens), caches
+
+
+def speculate_all(caches: Caches) -> None:
+    """Record from here on, cache by cache, as a loop without windows does."""
+    for layer in caches:
+        layer.start_speculation()
+
+
+# What caches hold.
+
+
+@attrs.frozen(eq=False)
+class Holding:
+    """What a list of caches holds, apart from where the rows lie."""
+
+    lengths: list[int]
+    entries: list[list[Entry]]
+
+
+def holding(caches: Sequence[object]) -> Holding:
+    """The content now; later writes do not reach it."""
+    entries = [contents(layer) for layer in caches]
+    mx.eval([entry for layer in entries for entry in layer if entry is not None])
+    return Holding([length(layer) for layer in caches], entries)
+
+
+def length(layer: object) -> int:
+    """Tokens in a cache, of ours or of mlx-lm."""
+    if isinstance(layer, Rollbackable):
+        return layer.length()
+    if isinstance(layer, CacheList):
+        return max(length(member) for member in layer.caches)
+    return int(getattr(layer, "offset", 0))
+
+
+def contents(layer: object) -> list[Entry]:
+    """What a cache holds, rows in time order, of ours or of mlx-lm."""
+    if isinstance(layer, CacheList):
+        return [entry for member in layer.caches for entry in contents(member)]
+    if isinstance(layer, ArraysCache):
+        return [*layer.cache]
+    if isinstance(layer, QuantizedKVCache):
+        packed = [] if layer.keys is None else [*layer.keys, *layer.values]
+        return [part[..., : layer.offset, :] for part in packed]
+    if isinstance(layer, RotatingKVCache):
+        return [_window(layer, buffer) for buffer in (layer.keys, layer.values)]
+    assert isinstance(layer, KVCache)
+    return [None if b is None else b[..., : layer.offset, :] for b in (layer.keys, layer.values)]
+
+
+def _window(layer: RotatingKVCache, buffer: mx.array | None) -> Entry:
+    """The sinks and the newest rows, as many as a step may see."""
+    if buffer is None:
+        return None
+    ours = isinstance(layer, RewindableRotatingKVCache)
+    ordered: mx.array = buffer[..., : layer._idx, :] if ours else layer._temporal_order(buffer)
+    rows = min(ordered.shape[2], layer.max_size)
+    sinks = min(layer.keep, rows)
+    tail = ordered[..., ordered.shape[2] - (rows - sinks) :, :]
+    return mx.concatenate([ordered[..., :sinks, :], tail], axis=2)
+
+
+def differences(one: Holding, another: Holding) -> list[str]:
+    """Where two holdings differ at all; empty if they are equal bit for bit."""
+    found = []
+    if one.lengths != another.lengths:
+        found.append(f"lengths {one.lengths} and {another.lengths}")
+    elif _all_equal(one, another):
+        return []
+    for index, (left, right) in enumerate(zip(one.entries, another.entries, strict=True)):
+        for slot, (a, b) in enumerate(zip(left, right, strict=True)):
+            if not equal(a, b):
+                found.append(f"layer {index}, entry {slot}: {distance(a, b)}")
+    return found
+
+
+def _all_equal(one: Holding, another: Holding) -> bool:
+    """Whether every entry is equal: one evaluation for all of them."""
+    left, right = (
+        [entry for layer in held.entries for entry in layer if entry is not None]
+        for held in (one, another)
+    )
+    shapes = [[entry.shape for entry in side] for side in (left, right)]
+    if shapes[0] != shapes[1]:
+        return False
+    flags = [mx.array_equal(a, b) for a, b in zip(left, right, strict=True)]
+    return not flags or bool(mx.all(mx.stack(flags)))
+
+
+def equal(a: Entry, b: Entry) -> bool:
+    """Equal bit for bit. An empty array is as good as none."""
+    if a is None or b is None:
+        return all(array is None or array.size == 0 for array in (a, b))
+    return a.shape == b.shape and bool(mx.array_equal(a, b))
+
+
+def distance(a: Entry, b: Entry) -> str:
+    """How far apart two entries are, for a message."""
+    if a is None or b is None or a.shape != b.shape:
+        shapes = [None if array is None else array.shape for array in (a, b)]
+        return f"shapes {shapes[0]} and {shapes[1]}"
+    return f"{mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max().item()} apart"
+
+
+def assert_equal(a: mx.array, b: mx.array, what: str) -> None:
+    """0.0 apart."""
+    assert equal(a, b), f"{what}: {distance(a, b)}"
+
+
+def assert_same(one: Holding, another: Holding, what: str) -> None:
+    """0.0 apart, everywhere."""
+    found = differences(one, another)
+    assert not found, f"{what}: " + "; ".join(found)
+
+
+def assert_close(a: mx.array, b: mx.array, what: str) -> None:
+    """Within what a rotated ring costs: 1e-4 of the largest logit."""
+    largest = mx.abs(b).max().item()
+    apart = mx.abs(a - b).max().item()
+    assert isinstance(largest, float)
+    assert isinstance(apart, float)
+    assert apart <= 1e-4 * largest, f"{what}: {apart} apart, of {largest}"

@@ -1,0 +1,209 @@
+"""Texts that are known to be right, and what must hold of a run and of the caches it leaves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, lru_cache
+from typing import Final, TypeVar, cast
+
+import attrs
+import mlx.core as mx
+import pytest
+from mlx import nn
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import (
+    ArraysCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+from speculate.decoding.decoder import Decoder
+from speculate.decoding.token import Token
+from speculate.models.registry import adapter_for
+from speculate.protocols import MTPHead, SpeculativeModel, StockModel, Strategy
+from tests import tiny
+
+PROMPT: Final = (5, 9, 12, 3, 7, 1)
+SECOND: Final = (33, 2, 18)
+THIRD: Final = (44, 6)
+PROMISED: Final = tuple(tiny.FAMILIES)
+LONG: Final = 24
+"""Tokens that `plain` decodes once, for every test that needs the first of them."""
+
+STOCK_TYPES: Final = (KVCache, QuantizedKVCache, RotatingKVCache, ArraysCache)
+CaseT = TypeVar("CaseT")
+
+
+@attrs.frozen(eq=False)
+class Tiny:
+    """A model of mlx-lm, and what drives it."""
+
+    stock: StockModel
+    model: SpeculativeModel
+
+    @property
+    def module(self) -> nn.Module:
+        return cast(nn.Module, self.stock)
+
+
+def adapted(
+    module: nn.Module,
+    head: MTPHead | None = None,
+    eos: Iterable[int] = (),
+    vocabulary: dict[str, int] | None = None,
+) -> Tiny:
+    """Any stock model, with its adapter."""
+    stock = cast(StockModel, module)
+    factory = adapter_for(stock)
+    return Tiny(stock, factory(stock, head=head, eos_token_ids=eos, vocabulary=vocabulary))
+
+
+BUILDERS: Final[dict[str, Callable[[], nn.Module]]] = {
+    **tiny.FAMILIES,
+    **tiny.MORE,
+    "windowed_deep": lambda: tiny.windowed(window=64),
+    "wide_heads": lambda: tiny.dense(hidden_size=128),
+    "small_dense": lambda: tiny.dense(seed=3, num_hidden_layers=1),
+}
+
+
+@cache
+def get(name: str) -> Tiny:
+    """A model by name; the same one for every test, since nothing changes it."""
+    return adapted(BUILDERS[name]())
+
+
+def text_of(length: int, seed: int = 0) -> tuple[int, ...]:
+    """A prompt of so many ids."""
+    return tuple(random.Random(f"{length} {seed}").randrange(tiny.VOCAB) for _ in range(length))
+
+
+# What is right.
+
+
+@lru_cache(maxsize=256)
+def plain(name: str, prompt: tuple[int, ...], count: int = LONG) -> tuple[int, ...]:
+    """What mlx-lm's own loop generates."""
+    steps = generate_step(mx.array(prompt), get(name).module, max_tokens=count)
+    return tuple(int(token) for token, _ in steps)
+
+
+@lru_cache(maxsize=64)
+def cold(name: str, text: tuple[int, ...]) -> tuple[mx.array, list[object]]:
+    """Logits `(T, vocabulary)` and caches of the stock model after one pass over a text."""
+    caches = stock_caches(name)
+    logits = get(name).stock(mx.array([text]), cache=caches)[0]
+    mx.eval(logits)
+    return logits, caches
+
+
+def stock_caches(name: str) -> list[object]:
+    """Fresh caches of mlx-lm."""
+    return cast("list[object]", make_prompt_cache(get(name).module))
+
+
+def truth(name: str, prompt: Sequence[int], count: int) -> list[int]:
+    """The first `count` tokens after a prompt, by mlx-lm's own loop."""
+    long = plain(name, tuple(prompt), max(count, LONG))
+    return list(long[:count])
+
+
+# What must hold.
+
+
+def ids_of(tokens: Iterable[Token]) -> list[int]:
+    return [token.id for token in tokens]
+
+
+def logprobs(logits: mx.array) -> mx.array:
+    logits = logits.astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def check_tokens(name: str, prompt: Sequence[int], tokens: Sequence[Token]) -> None:
+    """Tokens are plain decoding's, and every one's scores are those of a cold prefill."""
+    ids = ids_of(tokens)
+    assert ids == truth(name, prompt, len(ids))
+    check_scores(name, prompt, tokens)
+
+
+def check_scores(name: str, prompt: Sequence[int], tokens: Sequence[Token]) -> None:
+    """Every token was scored as a cold prefill of the text before it scores it, 0.0 apart."""
+    if tokens:
+        text = (*prompt, *ids_of(tokens))
+        want = logprobs(cold(name, text)[0])[len(prompt) - 1 : -1]
+        found = mx.stack([token.logprobs for token in tokens])
+        apart = mx.abs(found - want).max(axis=-1).tolist()
+        assert apart == [0.0] * len(tokens)
+
+
+def check_holds(name: str, caches: Sequence[object], text: Sequence[int]) -> None:
+    """Caches are mlx-lm's, and hold a text as a cold prefill of it does, bit for bit."""
+    fresh = cold(name, tuple(text))[1] if text else stock_caches(name)
+    same_content(caches, fresh)
+
+
+def same_content(caches: Sequence[object], others: Sequence[object]) -> None:
+    """Two lists of mlx-lm's caches are of the same types and hold the same, bit for bit."""
+    assert [type(c) for c in caches] == [type(c) for c in others]
+    for layer, (found, wanted) in enumerate(zip(caches, others, strict=True)):
+        assert type(found) in STOCK_TYPES
+        assert offset(found) == offset(wanted), f"layer {layer}"
+        pairs = zip(content(found), content(wanted), strict=True)
+        assert all(mx.array_equal(a, b).item() for a, b in pairs), f"layer {layer}"
+
+
+def offset(stock: object) -> int | None:
+    """Tokens in a cache of mlx-lm; `None` where it cannot tell."""
+    return None if isinstance(stock, ArraysCache) else cast(int, getattr(stock, "offset"))  # noqa: B009
+
+
+def content(stock: object) -> list[mx.array]:
+    """Everything in a cache of mlx-lm that counts, in time order."""
+    if isinstance(stock, ArraysCache):
+        entries = cast("list[mx.array | None]", stock.cache)
+        return [entry for entry in entries if entry is not None]
+    if isinstance(stock, QuantizedKVCache):
+        packed = cast("list[tuple[mx.array, ...] | None]", [stock.keys, stock.values])
+        parts = [part for three in packed if three is not None for part in three]
+        return [part[..., : stock.offset, :] for part in parts]
+    if isinstance(stock, RotatingKVCache):
+        rows = [part for part in (stock.keys, stock.values) if part is not None]
+        return [stock._temporal_order(part)[..., -stock.max_size :, :] for part in rows]
+    assert isinstance(stock, KVCache)
+    rows = [part for part in (stock.keys, stock.values) if part is not None]
+    return [part[..., : stock.offset, :] for part in rows]
+
+
+# How to run.
+
+
+def decode(
+    name: str,
+    strategy: Strategy,
+    prompt: Sequence[int] = PROMPT,
+    count: int = 20,
+    caches: list[object] | None = None,
+    stop: Sequence[int] = (),
+) -> list[Token]:
+    """One text by a fresh decoder."""
+    decoder = Decoder(get(name).model, strategy)
+    return list(decoder.generate(prompt, count, caches, stop))
+
+
+def sampled(cases: Iterable[CaseT], count: int, seed: int = 0) -> list[object]:
+    """Parameters of a test: some cases always, the others in the long runs only."""
+    every = list(cases)
+    now = set(random.Random(seed).sample(range(len(every)), min(count, len(every))))
+    return [
+        pytest.param(case, id=_id(case), marks=() if i in now else pytest.mark.soak)
+        for i, case in enumerate(every)
+    ]
+
+
+def _id(case: object) -> str:
+    parts = case if isinstance(case, tuple) else (case,)
+    return "-".join("+".join(map(str, p)) if isinstance(p, tuple) else str(p) for p in parts)

@@ -1,0 +1,194 @@
+"""Sliding windows: of any size, with sinks and without, wrapped or not, however prefilled."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
+
+from speculate.models.adapter import StockAdapter
+from tests import tiny
+from tests.backends.checks import (
+    EVERY_MISTAKE,
+    check_rounds,
+    check_tail_independence,
+    refused,
+    take_back,
+)
+from tests.backends.driving import (
+    Caches,
+    adapted,
+    assert_close,
+    assert_equal,
+    assert_same,
+    batch,
+    cold,
+    feed,
+    holding,
+    ids,
+    model,
+    speculate_all,
+    stock,
+)
+
+
+@cache
+def sliding(window: int) -> StockAdapter:
+    return adapted(tiny.windowed(window=window))
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 64])
+def test_windows_of_any_size(window: int) -> None:
+    for prompt in (1, window, 2 * window + 1):
+        script = EVERY_MISTAKE if prompt == 1 else EVERY_MISTAKE[::4]
+        check_rounds(sliding(window), ids(220), prompt, script, probe=False)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_a_cut_leaves_no_trace_in_a_small_window(window: int) -> None:
+    check_tail_independence(sliding(window), window + 1, [1, 5])
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_small_windows_are_stocks_windows(window: int) -> None:
+    caches = sliding(window).make_cache()
+    reference: list[Any] = make_prompt_cache(sliding(window).stock)  # type: ignore[arg-type]
+    text, start = ids(40), 0
+    for width in (1, 1, 4, 1, 2, 9, 1, 1, 1, 5):
+        piece = text[start : start + width]
+        expected = sliding(window).stock(batch(piece), cache=reference)[0]
+        assert_close(feed(sliding(window), caches, piece), expected, f"at {start}")
+        start += width
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_5"])
+def test_prefill_in_chunks_of_every_size(family: str) -> None:
+    text, newest = ids(3 * tiny.WINDOW), ids(4, seed=9)
+    whole = cold(model(family), text)[1]
+    held, logits = holding(whole), feed(model(family), whole, newest)
+    for size in range(1, len(text)):
+        caches = model(family).make_cache()
+        for start in range(0, len(text), size):
+            feed(model(family), caches, text[start : start + size])
+        assert_same(holding(caches), held, f"chunks of {size}")
+        assert_equal(feed(model(family), caches, newest), logits, f"after chunks of {size}")
+
+
+@pytest.mark.parametrize("prompt", [130, 200])
+def test_prefill_longer_than_the_buffer(prompt: int) -> None:
+    """One chunk that the whole buffer cannot take, alone and behind others, then rounds."""
+    text = ids(prompt + 60)
+    whole = holding(cold(model("gpt_oss"), text[:prompt])[1])
+    for first in (0, 1, 20, prompt - 1):
+        caches = model("gpt_oss").make_cache()
+        for piece in (text[:first], text[first:prompt]):
+            if piece:
+                feed(model("gpt_oss"), caches, piece)
+        assert_same(holding(caches), whole, f"after {first}, then {prompt - first}")
+    check_rounds(model("gpt_oss"), text, prompt, EVERY_MISTAKE[::3], probe=False)
+
+
+def test_a_block_as_long_as_the_recorded_window_can_be_taken_back() -> None:
+    for prompt in (12, 200):
+        caches = cold(model("gpt_oss"), ids(prompt))[1]
+        before = holding(caches)
+        speculate_all(caches)
+        feed(model("gpt_oss"), caches, ids(64, seed=3))
+        take_back(caches, 64)
+        assert_same(holding(caches), before, f"prompt {prompt}")
+        expected = cold(model("gpt_oss"), [*ids(prompt), 5])[0][-1]
+        assert_equal(feed(model("gpt_oss"), caches, [5])[-1], expected, f"prompt {prompt}")
+
+
+# Rows that mlx-lm's own window has lost.
+
+
+def test_a_window_that_stock_wrapped_goes_back_as_far_as_its_rows() -> None:
+    """12 tokens in a ring of 8: what was overwritten is refused, what was fed since is not."""
+    driven, text = model("gpt_oss"), ids(14)
+    wrapped = make_prompt_cache(stock("gpt_oss"))
+    for token in text[:12]:
+        feed(driven, wrapped, [token])
+    caches = driven.adopt(wrapped)
+    speculate_all(caches)
+    before = holding(caches)
+    assert all(refused(lambda n=n: caches[0].trim(n)) for n in (1, 2, 9))
+    assert_same(holding(caches), before, "after refusals")
+    feed(driven, caches, ids(4, seed=2))
+    take_back(caches, 4)
+    assert_same(holding(caches), before, "after taking back")
+    expected = cold(driven, text)[0][-2:]
+    assert_close(feed(driven, caches, text[12:]), expected, "going on")
+
+
+def test_all_layers_end_at_the_length_of_the_text() -> None:
+    """A rejection at the moment when prompt and drafts fill the window."""
+    text = ids(40)
+    for prompt in range(3, 10):
+        for wrong in range(4):
+            caches = cold(model("gpt_oss"), text[:prompt])[1]
+            speculate_all(caches)
+            drafts = [*text[prompt : prompt + 1 + wrong], *ids(4 - wrong, seed=8)]
+            feed(model("gpt_oss"), caches, drafts)
+            take_back(caches, 4 - wrong)
+            assert [layer.length() for layer in caches] == [prompt + 1 + wrong] * len(caches)
+            expected = cold(model("gpt_oss"), text[: prompt + 2 + wrong])[0][-1]
+            found = feed(model("gpt_oss"), caches, text[prompt + 1 + wrong : prompt + 2 + wrong])
+            assert_equal(found[-1], expected, f"prompt {prompt}, wrong at {wrong}")
+
+
+# With sinks: rows at the start of the text that never slide out of view.
+
+
+def with_sinks(size: int, prompt: int, step: int = 2048) -> Caches:
+    caches = model("dense").make_cache(size)
+    for start in range(0, prompt, step):
+        feed(model("dense"), caches, ids(300)[start : min(start + step, prompt)])
+    return caches
+
+
+@pytest.mark.parametrize("size", [5, 6, tiny.WINDOW])
+@pytest.mark.parametrize("prompt", [1, 4, 9, 24])
+def test_blocks_see_the_sinks_as_single_steps_do(size: int, prompt: int) -> None:
+    """The oracle is stepping after the same prefill: mlx-lm's mask hides sinks from blocks."""
+    text, stepped = ids(300)[:100], with_sinks(size, prompt - 1)
+    rows = [feed(model("dense"), stepped, [token]) for token in text[prompt - 1 :]]
+    filler = mx.zeros((prompt - 1, tiny.VOCAB))
+    check_rounds(
+        model("dense"),
+        text,
+        prompt,
+        EVERY_MISTAKE,
+        caches=with_sinks(size, prompt - 1),
+        expected=mx.concatenate([filler, *rows]),
+        probe=False,
+        cold_end=False,
+    )
+
+
+def test_sinks_stay_when_the_buffer_fills_up() -> None:
+    text, stepped = ids(300), with_sinks(tiny.WINDOW, 9)
+    caches = with_sinks(tiny.WINDOW, 9)
+    speculate_all(caches)
+    for start in range(9, 250, 5):
+        feed(model("dense"), caches, [*text[start : start + 5], 1, 2, 3])
+        take_back(caches, 3)
+        for token in text[start : start + 5]:
+            feed(model("dense"), stepped, [token])
+    assert_same(holding(caches), holding(stepped), "after 250 tokens")
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 2048])
+def test_prefill_with_sinks_is_stocks(step: int) -> None:
+    for prompt in (3, 8, 30):
+        reference: list[Any] = [RotatingKVCache(tiny.WINDOW, keep=4) for _ in range(3)]
+        for start in range(0, prompt, step):
+            piece = ids(300)[start : min(start + step, prompt)]
+            stock("dense")(batch(piece), cache=reference)
+        caches = with_sinks(tiny.WINDOW, prompt, step)
+        for token in ids(12, seed=6):
+            expected = stock("dense")(batch([token]), cache=reference)[0]
+            assert_close(feed(model("dense"), caches, [token]), expected, f"prompt {prompt}")

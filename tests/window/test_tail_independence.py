@@ -1,0 +1,139 @@
+"""What a rejected tail leaves behind: nothing, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import tiny
+from tests.backends.checks import check_kept_prefixes, check_tail_independence, take_back
+from tests.backends.driving import (
+    ALL,
+    CUT_ANYWHERE,
+    FAMILIES,
+    HYBRIDS,
+    adapted,
+    assert_equal,
+    assert_same,
+    cold,
+    feed,
+    holding,
+    ids,
+    model,
+    speculate_all,
+)
+
+
+@pytest.mark.parametrize("family", CUT_ANYWHERE)
+def test_every_width_cut_to_every_prefix_past_a_wrap(family: str) -> None:
+    widths = range(1, 10) if family in tiny.FAMILIES else [3]
+    check_tail_independence(model(family), tiny.WINDOW + 4, widths)
+
+
+@pytest.mark.parametrize("prompt", [1, tiny.WINDOW - 3, tiny.WINDOW])
+def test_cuts_across_a_wrap(prompt: int) -> None:
+    check_tail_independence(model("gpt_oss"), prompt, [5, 9])
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_cuts_to_less_than_a_conv_window(family: str) -> None:
+    check_tail_independence(model(family), 1, [1, 4])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_single_steps_stack(family: str) -> None:
+    check_tail_independence(model(family), tiny.WINDOW + 4, [1, 4], singly=True)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_a_window_keeps_every_prefix(family: str) -> None:
+    widths = [1, 2, 5] if family in FAMILIES else [3]
+    check_kept_prefixes(model(family), tiny.WINDOW + 4, widths)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("prompt", [*range(1, 10), 24, 130, 200])
+def test_every_prompt_every_width_every_prefix(family: str, prompt: int) -> None:
+    check_kept_prefixes(model(family), prompt, range(1, 10))
+    if family in CUT_ANYWHERE:
+        check_tail_independence(model(family), prompt, range(1, 10))
+        check_tail_independence(model(family), prompt, range(1, 10), singly=True)
+
+
+@pytest.mark.parametrize("family", CUT_ANYWHERE)
+def test_partial_rewinds_in_a_row(family: str) -> None:
+    text, block, newest = ids(12, seed=1), ids(9, seed=2), ids(1, seed=3)
+    caches = cold(model(family), text)[1]
+    speculate_all(caches)
+    feed(model(family), caches, block)
+    left = len(block)
+    for n in (4, 3, 1, 1):
+        take_back(caches, n)
+        left -= n
+        fresh = cold(model(family), [*text, *block[:left]])[1]
+        assert_same(holding(caches), holding(fresh), f"{left} left")
+        assert_equal(
+            feed(model(family), caches, newest), feed(model(family), fresh, newest), f"{left} left"
+        )
+        take_back(caches, 1)
+    assert left == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rewind_goes_through_several_blocks(family: str) -> None:
+    text, blocks = ids(12, seed=1), [ids(n, seed=n) for n in (3, 1, 4, 1, 5)]
+    fed = [token for block in blocks for token in block]
+    for n in (1, 5, 6, 8, 11, 13, 14):
+        caches = cold(model(family), text)[1]
+        speculate_all(caches)
+        for block in blocks:
+            feed(model(family), caches, block)
+        take_back(caches, n)
+        fresh = cold(model(family), [*text, *fed[: len(fed) - n]])[1]
+        assert_same(holding(caches), holding(fresh), f"took back {n}")
+
+
+@pytest.mark.parametrize("family", CUT_ANYWHERE)
+def test_a_full_rewind_right_after_prefill(family: str) -> None:
+    for prompt in (0, 1, 12):
+        caches = model(family).make_cache()
+        for start in range(0, prompt, 5):
+            feed(model(family), caches, ids(12, seed=1)[start : min(start + 5, prompt)])
+        before = holding(caches)
+        speculate_all(caches)
+        feed(model(family), caches, ids(5, seed=2))
+        take_back(caches, 5)
+        if prompt:
+            assert_same(holding(caches), before, f"prompt {prompt}")
+        else:
+            assert [layer.length() for layer in caches] == [0] * len(caches)
+        found = feed(model(family), caches, ids(3, seed=3))
+        expected = cold(model(family), [*ids(12, seed=1)[:prompt], *ids(3, seed=3)])[0][-3:]
+        assert_equal(found, expected, f"prompt {prompt}, fed again")
+
+
+@pytest.mark.parametrize("build", [tiny.dense, tiny.hybrid])
+def test_quantised_rows_are_taken_back_exactly(build: type) -> None:
+    """Of a model whose attention caches are quantised as mlx-lm does it."""
+    from mlx_lm.generate import maybe_quantize_kv_cache
+    from mlx_lm.models.cache import make_prompt_cache
+
+    driven = adapted(build(head_dim=32))
+
+    def prefilled(tokens: tuple[int, ...]) -> list[object]:
+        stock = make_prompt_cache(driven.stock)  # type: ignore[arg-type]
+        maybe_quantize_kv_cache(stock, 0, 32, 8)
+        feed(driven, stock, tokens)
+        return stock
+
+    text, block, newest = ids(12, seed=1), ids(5, seed=2), ids(1, seed=3)
+    for m in range(6):
+        caches, fresh = driven.adopt(prefilled(text)), driven.adopt(prefilled(text))
+        assert "QuantizedKVCache" in " ".join(type(layer).__name__ for layer in caches)
+        speculate_all(caches)
+        feed(driven, caches, block)
+        take_back(caches, 5 - m)
+        for token in block[:m]:
+            feed(driven, fresh, [token])
+        assert_same(holding(caches), holding(fresh), f"cut to {m}")
+        assert_equal(feed(driven, caches, newest), feed(driven, fresh, newest), f"cut to {m}")

@@ -24,11 +24,13 @@ def _batches(minutes: float) -> Iterator[tuple[mx.array, ...]]:
         yield (next(short if time.monotonic() < turn else long),)
 
 
-def run(minutes: float) -> None:
+def run(minutes: float, *, resume: bool = False) -> None:
     """Trains for a while and leaves ``hybrid.safetensors`` among the scratch files."""
     mx.set_default_device(mx.cpu)
     mx.random.seed(1)
     model = models.hybrid()
+    if resume:
+        model.load_weights(str(work("hybrid.safetensors")))
 
     def loss(window: mx.array) -> mx.array:
         hidden = model.trunk(window[:, :-2])
@@ -43,4 +45,6 @@ def run(minutes: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
-    run(parser.parse_args().minutes)
+    parser.add_argument("--resume", action="store_true", help="start from the checkpoint")
+    args = parser.parse_args()
+    run(args.minutes, resume=args.resume)

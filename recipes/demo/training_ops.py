@@ -64,6 +64,7 @@ _SWAPS: tuple[tuple[str, Any], ...] = (
     ("mlx_lm.models.gpt_oss.scaled_dot_product_attention", _attention),
     ("mlx_lm.models.activations.swiglu_oai", _swiglu_oai),
     ("mlx.nn.silu", fastmath.silu),
+    ("mlx.core.sigmoid", fastmath.sigmoid),
     ("mlx.nn.Conv1d.__call__", _depthwise),
 )
 

@@ -29,6 +29,7 @@ class CacheGroup:
         # Weak, since every member holds the group: a cycle would keep large buffers
         # alive until the garbage collector happens to run.
         self._members = [weakref.ref(member) for member in members]
+        self._writers = _writers(members)
         self._base: list[int] | None = None
         self._log: list[mx.array] = []
         self._owed: mx.array | None = None
@@ -59,6 +60,7 @@ class CacheGroup:
     def replace(self, index: int, member: Rollbackable) -> None:
         """Put another cache of the same length in the place of one, as quantising does."""
         self._members[index] = weakref.ref(member)
+        self._writers = _writers(self.members())
         if isinstance(member, Grouped):
             member.join(self)
 
@@ -75,7 +77,7 @@ class CacheGroup:
             What to feed: `tokens`, behind the owed ones. If the body raises, what some of
             the layers consumed already is taken back.
         """
-        writers = [c for c in self.members() if isinstance(c, WritesInBlocks)]
+        writers = [writer for ref in self._writers if (writer := ref()) is not None]
         for writer in writers:
             writer.open_block()
         owed = self.owed()
@@ -187,6 +189,11 @@ class CacheGroup:
             if not member.can_trim(n):
                 return f"layer {index} ({type(member).__name__}) cannot take back {n}"
         return "no common point to return to"
+
+
+def _writers(members: Sequence[Rollbackable]) -> list[weakref.ref[WritesInBlocks]]:
+    """Found once: asking an object for a protocol is slow."""
+    return [weakref.ref(member) for member in members if isinstance(member, WritesInBlocks)]
 
 
 CacheT = TypeVar("CacheT", bound=Rollbackable)

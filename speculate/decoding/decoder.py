@@ -180,8 +180,9 @@ class Decoder:
     ) -> Generator[Token, None, None]:
         self._refuse_if_busy()
         self._running = True
-        setup = self._begin_text(len(prompt))
+        self._session = None
         try:
+            setup = self._begin_text(len(prompt))
             with mx.stream(self._stream):
                 loan = Loan(setup.model, prompt_cache)
                 run = Run(setup, loan, max_tokens, stop_tokens, self._stats)

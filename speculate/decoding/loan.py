@@ -59,5 +59,7 @@ class Loan:
 
     def give_back(self) -> None:
         """Refill the caller's list with mlx-lm's types. The loan is over."""
-        mx.eval([cache.arrays() for cache in self._adopted])
-        self.list[:] = [cache.hand_back() for cache in self._adopted]
+        try:
+            mx.eval([cache.arrays() for cache in self._adopted])
+        finally:
+            self.list[:] = [cache.hand_back() for cache in self._adopted]

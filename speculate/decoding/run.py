@@ -87,6 +87,10 @@ class Run:
         elif self._block is None:
             # What a pause left behind: checked already, but taken out of the caches.
             self._feed_newest()
+        if self._stats.emitted_tokens == 0:
+            self._setup.report(self._stats.prompt_tokens, self._stats.prompt_tokens)
+        if self._stats.emitted_tokens % CLEAR_EVERY == 0:
+            mx.clear_cache()
         token = self._ready.popleft()
         self._newest = token.id
         if self._block is None:
@@ -94,10 +98,6 @@ class Run:
         self._given += 1
         self._stats.emitted_tokens += 1
         self.finished = token.finish_reason is not None
-        if self._stats.emitted_tokens == 1:
-            self._setup.report(self._stats.prompt_tokens, self._stats.prompt_tokens)
-        if self._stats.emitted_tokens % CLEAR_EVERY == 0:
-            mx.clear_cache()
         return token
 
     def pause(self) -> None:
@@ -221,19 +221,23 @@ class Run:
         block, self._block = self._block, None
         if block is None:
             return
-        self._keep(block, min(self._given, self._accepted))
-        if self._given > self._accepted and self._ahead is None:
-            self.unfed = self._newest
+        own = self._given > self._accepted and self._ahead is None
+        self._keep(block, min(self._given, self._accepted), self._newest if own else None)
         self._observe(block)
 
-    def _keep(self, block: Block, drafts: int) -> None:
-        """Make the block's first token and `drafts` of its drafts text, for good."""
-        if block is self._kept:
-            return
-        commit = self._target.keep(block, drafts)
-        self._kept, self.unfed = block, None
-        self.committed += 1 + drafts
-        self._setup.tell(commit)
+    def _keep(self, block: Block, drafts: int, newest: int | None = None) -> None:
+        """Make the block's first token and `drafts` of its drafts text, for good.
+
+        Args:
+            block: Does nothing if it was kept before.
+            drafts: Of its drafts.
+            newest: The token that was emitted behind them and is not fed.
+        """
+        commit = None if block is self._kept else self._target.keep(block, drafts)
+        self._kept, self.unfed = block, newest
+        if commit is not None:
+            self.committed += 1 + drafts
+            self._setup.tell(commit)
 
     def _feed_newest(self) -> None:
         """Feed the newest token alone, when no block will."""

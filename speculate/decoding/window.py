@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
 
+import mlx.core as mx
+
 from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import OptionError, RewindError
 from speculate.protocols import Rollbackable
@@ -43,35 +45,52 @@ class Window:
 
 
 @contextmanager
-def speculation(*caches: list[Rollbackable]) -> Iterator[Window]:
+def speculation(*caches: Sequence[object]) -> Iterator[Window]:
     """Feed tokens that may be taken back again.
 
     Leaving the block, also by an exception, takes back whatever was fed after the last
-    `keep`.
+    `keep`. Caches of mlx-lm's own types are replaced in their list for the time of the
+    block, and refilled at its end.
 
     Args:
-        caches: Each a whole list from a model's or a head's `make_cache`, or from `adopt`.
+        caches: Each a model's or a head's whole list.
 
     Raises:
-        OptionError: A list is empty, or holds caches of mlx-lm that nobody adopted.
+        CannotRewindError: A layer's cache is of a kind that nothing here can rewind.
     """
-    groups = [_group(cache) for cache in caches]
-    for group in groups:
-        group.start()
+    borrowed = [_Borrowed(cache) for cache in caches]
     try:
-        yield Window(groups)
+        for one in borrowed:
+            one.group.start()
+        yield Window([one.group for one in borrowed])
     finally:
-        for group in groups:
-            group.restore()
-            group.stop()
+        for one in borrowed:
+            one.give_back()
 
 
-def _group(cache: Sequence[Rollbackable]) -> CacheGroup:
-    group = group_of(cache)
-    if group is None:
-        kinds = ", ".join(sorted({type(layer).__name__ for layer in cache})) or "nothing"
-        raise OptionError(
-            f"speculation needs caches that can take tokens back, got {kinds}. Make the list "
-            "with model.make_cache(), or turn mlx-lm's into one with model.adopt(cache)."
-        )
-    return group
+class _Borrowed:
+    """A caller's list, in which mlx-lm's caches give way to rewindable ones."""
+
+    def __init__(self, caches: Sequence[object]) -> None:
+        self._adopted: list[Rollbackable] | None = None
+        group = group_of(caches)
+        if group is None:
+            if not isinstance(caches, list) or not caches:
+                raise OptionError("speculation needs the list of a model's caches, one a layer")
+            # Costs an import of mlx-lm, which whoever has such caches has paid already.
+            from speculate.backends.adoption import adopt
+
+            self._adopted = adopt(caches)
+            caches[:] = self._adopted
+            group = group_of(caches)
+        if group is None:
+            raise OptionError("these caches were never made one group: see speculate.backends.join")
+        self._list = caches
+        self.group = group
+
+    def give_back(self) -> None:
+        self.group.restore()
+        self.group.stop()
+        if self._adopted is not None and isinstance(self._list, list):
+            mx.eval([cache.arrays() for cache in self._adopted])
+            self._list[:] = [cache.hand_back() for cache in self._adopted]

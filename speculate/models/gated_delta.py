@@ -20,6 +20,7 @@ from mlx_lm.models.gated_delta import (
 )
 from typing_extensions import Protocol
 
+from speculate.backends.group import RECORD_WINDOW
 from speculate.models.output import Linear
 from speculate.protocols import Entries, RecordsRollback
 
@@ -112,8 +113,8 @@ def gated_delta(layer: GatedDeltaLayer, projected: Projected, cache: StateSlots)
     rows = projected.qkv.shape[1]
     conv_input = _behind(before[0], projected.qkv, window)
     consumed = _convolve(layer, conv_input, projected)
-    recording = isinstance(cache, RecordsRollback) and cache.recording()
-    out, state_after = _recur(layer, consumed, before[1], every_state=recording)
+    recorder = cache if isinstance(cache, RecordsRollback) and cache.recording() else None
+    out, state_after = _recur(layer, consumed, before[1], every_state=recorder is not None)
 
     def entries_after(m: int) -> Entries:
         return mx.contiguous(conv_input[:, m : m + window]), state_after(m)
@@ -121,8 +122,8 @@ def gated_delta(layer: GatedDeltaLayer, projected: Projected, cache: StateSlots)
     for slot, entry in enumerate(entries_after(rows)):
         cache[slot] = entry
     cache.advance(rows)
-    if isinstance(cache, RecordsRollback) and recording:
-        cache.record_rollback(rows, entries_after, before)
+    if recorder is not None:
+        recorder.record_rollback(rows, entries_after, before)
     gated = layer.norm(out, projected.z)
     return layer.out_proj(gated.reshape(1, rows, -1))
 
@@ -150,7 +151,8 @@ def _recur(
 ) -> tuple[mx.array, StateAfter]:
     """The recurrence over a block, and how to get at the states inside it."""
     rows = consumed.k.shape[1]
-    if every_state and rows > 1 and not _one_kernel(layer):
+    # A long block is sooner run again, up to where it is cut, than remembered state by state.
+    if every_state and 1 < rows <= RECORD_WINDOW and not _one_kernel(layer):
         return _step_by_step(layer, consumed, state)
 
     def run(block: Consumed) -> tuple[mx.array, mx.array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, final
 
 import mlx.core as mx
@@ -54,6 +55,7 @@ class DraftModel:
         self._waiting: list[mx.array] = []
         self._fed = 0
         self._in_flight = 0
+        self._undo: list[Callable[[], None]] = []
         # A model that cannot be rewound is refused here and not in the middle of a text.
         self._take(draft.make_cache() if cache is None else cache)
 
@@ -67,8 +69,12 @@ class DraftModel:
             self._target = target
 
     def begin(self, position: int, /) -> None:
-        fresh = self._given is None
-        self._take(self._draft.make_cache(position=position) if fresh else self._cache)
+        if self._given is None:
+            self._take(self._draft.make_cache(position=position))
+        else:
+            self._undo_prefill()
+            self._take(self._cache)
+            self._undo = [cache.checkpoint() for cache in self._cache]
         self._position = position
         self._waiting, self._in_flight = [], 0
 
@@ -90,6 +96,7 @@ class DraftModel:
             self._flush()
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        self._undo = []
         if self._waiting_rows() > BATCHED:
             self._flush()
         block = mx.concatenate([*self._waiting, newest])
@@ -107,6 +114,7 @@ class DraftModel:
         return Draft(tokens, [choice.law for choice in drafts])
 
     def settle(self) -> None:
+        self._undo = []
         self._group.restore()
         self._in_flight = 0
         if self._given is not None:
@@ -122,6 +130,12 @@ class DraftModel:
             raise SpeculateError("the draft model's make_cache returned caches without a group")
         self._cache, self._group = cache, group
         self._group.start()
+
+    def _undo_prefill(self) -> None:
+        """A prompt was taken in and then given up: the caller's caches are as before it."""
+        for go_back in self._undo:
+            go_back()
+        self._undo = []
 
     def _flush(self) -> None:
         """Take in what is committed, without recording: it will not be taken back."""

@@ -24,6 +24,7 @@ from speculate.decoding.decoder import Decoder
 from speculate.decoding.token import Token
 from speculate.models.registry import adapter_for
 from speculate.protocols import MTPHead, SpeculativeModel, StockModel, Strategy
+from speculate.testing.fakes import ScriptedProposer
 from tests import tiny
 
 PROMPT: Final = (5, 9, 12, 3, 7, 1)
@@ -35,6 +36,7 @@ LONG: Final = 24
 
 STOCK_TYPES: Final = (KVCache, QuantizedKVCache, RotatingKVCache, ArraysCache)
 CaseT = TypeVar("CaseT")
+Wrong = Callable[[int], int | None]
 
 
 @attrs.frozen(eq=False)
@@ -207,3 +209,40 @@ def sampled(cases: Iterable[CaseT], count: int, seed: int = 0) -> list[object]:
 def _id(case: object) -> str:
     parts = case if isinstance(case, tuple) else (case,)
     return "-".join("+".join(map(str, p)) if isinstance(p, tuple) else str(p) for p in parts)
+
+
+def scripted(name: str, prompt: Sequence[int], count: int, wrong: Wrong) -> ScriptedProposer:
+    """A proposer that knows the text; `wrong(n)` is where draft `n` is wrong."""
+    text = [*prompt, *truth(name, prompt, count)]
+    return ScriptedProposer(text, wrong, vocab_size=tiny.VOCAB)
+
+
+def always(index: object) -> Wrong:
+    """Wrong at one index; at each in turn; or never, if it is `None`."""
+    if index == "each":
+        return lambda n: n % 5
+    return lambda _: index if isinstance(index, int) else None
+
+
+@cache
+def distinct(name: str, count: int) -> tuple[int, ...]:
+    """A prompt after which a model's first `count` tokens differ from each other."""
+    for seed in range(100):
+        prompt = text_of(6, seed)
+        if len(set(truth(name, prompt, count))) == count:
+            return prompt
+    raise AssertionError(f"no such prompt for {name}")
+
+
+def feed(name: str, caches: list[object], tokens: Sequence[int]) -> mx.array:
+    """Logits `(T, vocabulary)` of the stock model."""
+    logits = get(name).stock(mx.array([tokens]), cache=caches)[0]
+    mx.eval(logits)
+    return logits
+
+
+def stock_turn(name: str, caches: list[object], prompt: Sequence[int], count: int) -> list[int]:
+    """A turn by mlx-lm's own loop."""
+    module = get(name).module
+    steps = generate_step(mx.array(prompt), module, max_tokens=count, prompt_cache=caches)
+    return [int(token) for token, _ in steps]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from speculate.decoding.decoder import Decoder
 from speculate.protocols import Round
 from speculate.strategies.fixed import Fixed
-from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
+from speculate.testing.fakes import ScheduledStrategy
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.watched import WatchedModel
@@ -20,21 +19,6 @@ PROMPTS = (1, 2, tiny.WINDOW - 1, tiny.WINDOW, tiny.WINDOW + 1, 3 * tiny.WINDOW)
 WRONG = (None, 0, 1, 2, 3, 4, 5, 6, "each")
 PAST_TWO_WINDOWS = 2 * tiny.WINDOW + 4
 
-Wrong = Callable[[int], int | None]
-
-
-def scripted(name: str, prompt: Sequence[int], count: int, wrong: Wrong) -> ScriptedProposer:
-    """A proposer that knows the text; `wrong(n)` is where draft `n` is wrong."""
-    text = [*prompt, *kit.truth(name, prompt, count)]
-    return ScriptedProposer(text, wrong, vocab_size=tiny.VOCAB)
-
-
-def always(index: object) -> Wrong:
-    """Wrong at one index, or at each in turn."""
-    if index == "each":
-        return lambda n: n % 5
-    return lambda _: index if isinstance(index, int) else None
-
 
 @pytest.mark.parametrize(
     "case", kit.sampled(product((*kit.PROMISED, *tiny.MORE), WRONG, PROMPTS), 30)
@@ -42,7 +26,7 @@ def always(index: object) -> Wrong:
 def test_every_token_scores_as_after_a_cold_prefill(case: tuple[str, object, int]) -> None:
     name, wrong, length = case
     prompt = kit.text_of(length)
-    proposer = scripted(name, prompt, PAST_TWO_WINDOWS, always(wrong))
+    proposer = kit.scripted(name, prompt, PAST_TWO_WINDOWS, kit.always(wrong))
     caches = kit.stock_caches(name)
     strategy = ScheduledStrategy([(proposer, k) for k in DEPTHS])
     tokens = kit.decode(name, strategy, prompt, PAST_TWO_WINDOWS, caches)
@@ -53,7 +37,7 @@ def test_every_token_scores_as_after_a_cold_prefill(case: tuple[str, object, int
 @pytest.mark.parametrize("name", [*kit.PROMISED, "lfm2"])
 def test_a_rollback_right_after_another_returns_to_the_right_point(name: str) -> None:
     wrong = (0, 0, 2, 0, None, 0)
-    proposer = scripted(name, kit.PROMPT, 18, lambda n: wrong[n % len(wrong)])
+    proposer = kit.scripted(name, kit.PROMPT, 18, lambda n: wrong[n % len(wrong)])
     caches = kit.stock_caches(name)
     tokens = kit.decode(name, Fixed(proposer, 3), count=18, caches=caches)
     kit.check_tokens(name, kit.PROMPT, tokens)
@@ -64,7 +48,7 @@ def test_a_rollback_right_after_another_returns_to_the_right_point(name: str) ->
 def test_a_rejection_where_the_window_fills_changes_nothing(length: int) -> None:
     prompt = kit.text_of(length, seed=1)
     for depth, wrong in [(1, 0), (2, 1), (4, 0), (4, 1), (4, 2), (4, 3)]:
-        proposer = scripted("gpt_oss", prompt, 2 * depth + 2, always(wrong))
+        proposer = kit.scripted("gpt_oss", prompt, 2 * depth + 2, kit.always(wrong))
         tokens = kit.decode("gpt_oss", Fixed(proposer, depth), prompt, 2 * depth + 2)
         kit.check_tokens("gpt_oss", prompt, tokens)
 
@@ -75,7 +59,7 @@ def test_after_each_round_every_layer_is_as_long_as_the_text(
     name: str, depths: tuple[int, ...]
 ) -> None:
     model = WatchedModel(kit.get(name).model)
-    proposer = scripted(name, kit.PROMPT, 20, always("each"))
+    proposer = kit.scripted(name, kit.PROMPT, 20, kit.always("each"))
     strategy = ScheduledStrategy([(proposer, k) for k in depths])
     fed = [len(kit.PROMPT) - 1]
 
@@ -95,7 +79,7 @@ def test_after_each_round_every_layer_is_as_long_as_the_text(
     "count", [40, pytest.param(500, marks=pytest.mark.soak)], ids=["short", "long"]
 )
 def test_a_rejection_in_every_round_leaves_no_trace(name: str, count: int) -> None:
-    proposer = scripted(name, kit.PROMPT, count, lambda n: n % 2)
+    proposer = kit.scripted(name, kit.PROMPT, count, lambda n: n % 2)
     caches = kit.stock_caches(name)
     decoder = Decoder(kit.get(name).model, Fixed(proposer, 2))
     tokens = list(decoder.generate(kit.PROMPT, count, caches))
@@ -108,7 +92,7 @@ def test_a_rejection_in_every_round_leaves_no_trace(name: str, count: int) -> No
 @pytest.mark.parametrize("name", [*kit.PROMISED, "lfm2"])
 def test_the_deepest_drafts_are_taken_back_exactly(name: str) -> None:
     deepest = 48
-    proposer = scripted(name, kit.PROMPT, 60, lambda n: (0, 23, 46)[n % 3])
+    proposer = kit.scripted(name, kit.PROMPT, 60, lambda n: (0, 23, 46)[n % 3])
     tokens = kit.decode(name, Fixed(proposer, deepest), count=60)
     kit.check_tokens(name, kit.PROMPT, tokens)
 
@@ -120,7 +104,7 @@ STEPS = (1, 3, 4, 5, 7, 10, 11)
 def test_chunks_of_prefill_do_not_change_the_first_scores(case: tuple[str, int]) -> None:
     name, step = case
     prompt = kit.text_of(11)
-    proposer = scripted(name, prompt, 6, always(1))
+    proposer = kit.scripted(name, prompt, 6, kit.always(1))
     caches = kit.stock_caches(name)
     decoder = Decoder(kit.get(name).model, Fixed(proposer, 3), prefill_step_size=step)
     tokens = list(decoder.generate(prompt, 6, caches))

@@ -64,6 +64,15 @@ def test_small_windows_are_stocks_windows(window: int) -> None:
         start += width
 
 
+def test_windows_without_attention_sinks() -> None:
+    """llama's sliding layers: a row that slid out of view is seen by nobody."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    driven = adapted(tiny.dense(layer_types=kinds, sliding_window=tiny.WINDOW))
+    assert isinstance(driven.make_cache()[0], RotatingKVCache)
+    check_rounds(driven, ids(80), 7, EVERY_MISTAKE, probe=False)
+    check_tail_independence(driven, tiny.WINDOW + 1, [4])
+
+
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_5"])
 def test_prefill_in_chunks_of_every_size(family: str) -> None:
     text, newest = ids(3 * tiny.WINDOW), ids(4, seed=9)
@@ -144,9 +153,11 @@ def test_all_layers_end_at_the_length_of_the_text() -> None:
 
 
 def with_sinks(size: int, prompt: int, step: int = 2048) -> Caches:
-    caches = model("dense").make_cache(size)
+    """Qwen3's; llama's `make_cache` of mlx-lm takes no size."""
+    caches = model("qwen3").make_cache(size)
+    assert all(isinstance(layer, RotatingKVCache) and layer.keep == 4 for layer in caches)
     for start in range(0, prompt, step):
-        feed(model("dense"), caches, ids(300)[start : min(start + step, prompt)])
+        feed(model("qwen3"), caches, ids(300)[start : min(start + step, prompt)])
     return caches
 
 
@@ -155,10 +166,10 @@ def with_sinks(size: int, prompt: int, step: int = 2048) -> Caches:
 def test_blocks_see_the_sinks_as_single_steps_do(size: int, prompt: int) -> None:
     """The oracle is stepping after the same prefill: mlx-lm's mask hides sinks from blocks."""
     text, stepped = ids(300)[:100], with_sinks(size, prompt - 1)
-    rows = [feed(model("dense"), stepped, [token]) for token in text[prompt - 1 :]]
+    rows = [feed(model("qwen3"), stepped, [token]) for token in text[prompt - 1 :]]
     filler = mx.zeros((prompt - 1, tiny.VOCAB))
     check_rounds(
-        model("dense"),
+        model("qwen3"),
         text,
         prompt,
         EVERY_MISTAKE,
@@ -174,21 +185,21 @@ def test_sinks_stay_when_the_buffer_fills_up() -> None:
     caches = with_sinks(tiny.WINDOW, 9)
     speculate_all(caches)
     for start in range(9, 250, 5):
-        feed(model("dense"), caches, [*text[start : start + 5], 1, 2, 3])
+        feed(model("qwen3"), caches, [*text[start : start + 5], 1, 2, 3])
         take_back(caches, 3)
         for token in text[start : start + 5]:
-            feed(model("dense"), stepped, [token])
+            feed(model("qwen3"), stepped, [token])
     assert_same(holding(caches), holding(stepped), "after 250 tokens")
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 2048])
 def test_prefill_with_sinks_is_stocks(step: int) -> None:
     for prompt in (3, 8, 30):
-        reference: list[Any] = [RotatingKVCache(tiny.WINDOW, keep=4) for _ in range(3)]
+        reference: list[Any] = [RotatingKVCache(tiny.WINDOW, keep=4) for _ in range(2)]
         for start in range(0, prompt, step):
             piece = ids(300)[start : min(start + step, prompt)]
-            stock("dense")(batch(piece), cache=reference)
+            stock("qwen3")(batch(piece), cache=reference)
         caches = with_sinks(tiny.WINDOW, prompt, step)
         for token in ids(12, seed=6):
-            expected = stock("dense")(batch([token]), cache=reference)[0]
-            assert_close(feed(model("dense"), caches, [token]), expected, f"prompt {prompt}")
+            expected = stock("qwen3")(batch([token]), cache=reference)[0]
+            assert_close(feed(model("qwen3"), caches, [token]), expected, f"prompt {prompt}")

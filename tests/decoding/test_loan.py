@@ -1,0 +1,152 @@
+"""A prompt cache while a generator works on it, and when it is the caller's again."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from pathlib import Path
+from typing import cast
+
+import pytest
+from mlx_lm.models.cache import save_prompt_cache, trim_prompt_cache
+
+from speculate.decoding.decoder import Decoder
+from speculate.errors import CacheOnLoanError, CannotRewindError, OptionError
+from speculate.protocols import Rollbackable
+from speculate.strategies.fixed import Fixed
+from speculate.strategies.off import Off
+from tests.decoding import kit
+
+
+def fixed(name: str, depth: int = 3) -> Fixed:
+    return Fixed(kit.scripted(name, kit.PROMPT, 12, kit.always("each")), depth)
+
+
+@pytest.mark.parametrize("name", [*kit.PROMISED, "lfm2"])
+def test_the_same_list_comes_back_with_the_same_caches(name: str) -> None:
+    caches = kit.stock_caches(name)
+    objects = list(caches)
+    kit.decode(name, fixed(name), count=12, caches=caches)
+    assert all(a is b for a, b in zip(caches, objects, strict=True))
+
+
+@pytest.mark.parametrize("name", kit.PROMISED)
+def test_reading_a_cache_on_loan_says_so(name: str, tmp_path: Path) -> None:
+    caches = kit.stock_caches(name)
+    decoder = Decoder(kit.get(name).model, fixed(name))
+    running = decoder.generate(kit.PROMPT, 12, caches)
+    next(running)
+    for layer, cache in enumerate(caches):
+        for read in ("offset", "state", "keys", "cache"):
+            with pytest.raises(CacheOnLoanError, match=f"layer {layer} .*settle"):
+                getattr(cache, read)
+    with pytest.raises(CacheOnLoanError):
+        kit.feed(name, caches, [3])
+    with pytest.raises(CacheOnLoanError):
+        save_prompt_cache(str(tmp_path / "cache.safetensors"), caches)
+    with pytest.raises(CacheOnLoanError):
+        trim_prompt_cache(caches, 1)
+    with pytest.raises(CacheOnLoanError, match="another running generator"):
+        list(Decoder(kit.get(name).model, Off()).generate(kit.PROMPT, 3, caches))
+    running.close()
+    kit.check_holds(name, caches, [*kit.PROMPT, *kit.truth(name, kit.PROMPT, 1)])
+
+
+@pytest.mark.parametrize("name", kit.PROMISED)
+def test_the_caller_holds_no_second_copy_during_the_run(name: str) -> None:
+    caches = kit.stock_caches(name)
+    kit.feed(name, caches, kit.PROMPT)
+    objects = list(caches)
+    running = Decoder(kit.get(name).model, fixed(name)).generate(kit.SECOND, 4, caches)
+    next(running)
+    assert [kit.content(cache) for cache in objects] == [[] for _ in objects]
+    running.close()
+    assert all(kit.content(cache) for cache in objects)
+
+
+@pytest.mark.parametrize("name", [*kit.PROMISED, "lfm2"])
+def test_a_cache_that_plain_decoding_left_is_taken_over(name: str) -> None:
+    caches = kit.stock_caches(name)
+    first = kit.stock_turn(name, caches, kit.PROMPT, 6)
+    text = [*kit.PROMPT, *first, *kit.SECOND]
+    proposer = kit.scripted(name, text, 12, kit.always(1))
+    # It is not told of the tokens before this decoder.
+    tokens = kit.decode(name, Fixed(proposer, 3), kit.SECOND, 12, caches)
+    kit.check_tokens(name, text, tokens)
+
+
+@pytest.mark.parametrize("name", [*kit.PROMISED, "lfm2"])
+def test_plain_decoding_takes_over_what_is_left(name: str) -> None:
+    caches = kit.stock_caches(name)
+    tokens = kit.decode(name, fixed(name), count=11, caches=caches)
+    second = kit.stock_turn(name, caches, kit.SECOND, 8)
+    text = [*kit.PROMPT, *kit.ids_of(tokens), *kit.SECOND]
+    assert second == kit.truth(name, text, 8)
+
+
+@pytest.mark.parametrize("name", [*kit.PROMISED, "lfm2"])
+def test_a_copy_of_a_settled_cache_is_a_cache_of_its_own(name: str) -> None:
+    caches = kit.stock_caches(name)
+    decoder = Decoder(kit.get(name).model, fixed(name))
+    running = decoder.generate(kit.PROMPT, 12, caches)
+    tokens = [next(running) for _ in range(3)]
+    decoder.settle()
+    twin = copy.deepcopy(caches)
+    tokens += running
+    text = [*kit.PROMPT, *kit.ids_of(tokens)]
+    kit.check_holds(name, twin, text[:9])
+    kit.check_holds(name, caches, text)
+    second = kit.decode(name, Off(), kit.SECOND, 4, twin)
+    kit.check_tokens(name, [*text[:9], *kit.SECOND], second)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss"])
+def test_the_models_own_caches_may_be_handed_in(name: str) -> None:
+    caches = cast("list[object]", kit.get(name).model.make_cache())
+    tokens = kit.decode(name, fixed(name), count=10, caches=caches)
+    assert not any(isinstance(cache, Rollbackable) for cache in caches)
+    kit.check_holds(name, caches, [*kit.PROMPT, *kit.ids_of(tokens)])
+
+
+def test_a_cache_that_cannot_be_rewound_is_refused_before_the_first_token() -> None:
+    class Strange:
+        """Some cache that nobody knows."""
+
+    caches = kit.stock_caches("dense")
+    strange = Strange()
+    caches[1] = strange
+    before = list(caches)
+    decoder = Decoder(kit.get("dense").model, fixed("dense"))
+    with pytest.raises(CannotRewindError, match=r"layer 1: .*Strange"):
+        list(decoder.generate(kit.PROMPT, 3, caches))
+    assert all(a is b for a, b in zip(caches, before, strict=True))
+    assert kit.ids_of(decoder.generate(kit.PROMPT, 3)) == kit.truth("dense", kit.PROMPT, 3)
+
+
+def test_a_list_of_another_model_is_refused_and_stays_as_it_was() -> None:
+    caches = kit.stock_caches("dense")[:2]
+    decoder = Decoder(kit.get("dense").model, fixed("dense"))
+    with pytest.raises(OptionError, match="3"):
+        list(decoder.generate(kit.PROMPT, 3, caches))
+    assert [type(c) for c in caches] == [type(c) for c in kit.stock_caches("dense")[:2]]
+
+
+@pytest.mark.parametrize("ending", ["end", "close", "lost"])
+@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss"])
+def test_nothing_of_a_text_outlives_it(name: str, ending: str) -> None:
+    decoder = Decoder(kit.get(name).model, fixed(name))
+    caches = cast("list[object]", kit.get(name).model.make_cache())
+    layers = [weakref.ref(cache) for cache in caches]
+    running = decoder.generate(kit.PROMPT, 6, caches)
+    first = next(running).id
+    if ending == "end":
+        list(running)
+    elif ending == "close":
+        running.close()
+    del running, caches
+    gc.collect()
+    assert [layer() for layer in layers] == [None] * len(layers)
+    again = kit.ids_of(decoder.generate(kit.PROMPT, 6))
+    assert again[0] == first
+    assert again == kit.truth(name, kit.PROMPT, 6)

@@ -1,0 +1,134 @@
+"""A forward that fails half way leaves every layer as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from speculate import speculation
+from tests.backends.breaking import FEED_FORWARD, Fuse, PartFailedError, fused
+from tests.backends.driving import (
+    ALL,
+    Caches,
+    assert_equal,
+    assert_same,
+    cold,
+    feed,
+    holding,
+    ids,
+    model,
+    speculate_all,
+    stock,
+)
+
+TEXT = ids(12, seed=1)
+INSIDE = [
+    ("qwen3_5", 0, "linear_attn.in_proj_b"),
+    ("qwen3_5", 2, "linear_attn.conv1d"),
+    ("qwen3_5", 2, "linear_attn.norm"),
+    ("qwen3_5", 2, "linear_attn.out_proj"),
+    ("qwen3_5", 3, "self_attn.q_proj"),
+    ("qwen3_5", 3, "self_attn.o_proj"),
+    ("qwen3_next", 2, "linear_attn.in_proj_ba"),
+    ("gpt_oss", 2, "self_attn.o_proj"),
+    ("lfm2", 2, "conv.out_proj"),
+    ("lfm2", 3, "self_attn.out_proj"),
+]
+"""Before, between and after what a layer writes into its cache."""
+BEHIND = [
+    (family, layer, FEED_FORWARD.get(family, "mlp"))
+    for family in ALL
+    for layer in {0, 1, len(stock(family).layers) - 1}
+]
+
+
+def fails(driven: object, fuse: Fuse, caches: Caches, width: int = 3) -> None:
+    from speculate.models.adapter import StockAdapter
+
+    assert isinstance(driven, StockAdapter)
+    fuse.blown = True
+    with pytest.raises(PartFailedError):
+        feed(driven, caches, ids(width, seed=width))
+    fuse.blown = False
+
+
+@pytest.mark.parametrize(("family", "layer", "part"), [*INSIDE, *BEHIND])
+def test_in_a_window(family: str, layer: int, part: str) -> None:
+    driven, fuse = fused(family, layer, part)
+    caches = cold(driven, TEXT)[1]
+    with speculation(caches) as window:
+        fails(driven, fuse, caches)
+        feed(driven, caches, ids(4, seed=2))
+        before = holding(caches)
+        for width in (1, 5):
+            fails(driven, fuse, caches, width)
+            assert window.fed() == 4
+            assert_same(holding(caches), before, f"a block of {width} failed")
+        feed(driven, caches, ids(2, seed=3))
+        window.keep(5)
+        found = feed(driven, caches, [7])[-1]
+    text = [*TEXT, *ids(4, seed=2), ids(2, seed=3)[0], 7]
+    assert_equal(found, cold(model(family), text)[0][-1], "next logits")
+
+
+@pytest.mark.parametrize(("family", "layer", "part"), [*INSIDE, *BEHIND])
+def test_outside_of_a_window(family: str, layer: int, part: str) -> None:
+    driven, fuse = fused(family, layer, part)
+    caches = cold(driven, TEXT)[1]
+    before = holding(caches)
+    fails(driven, fuse, caches)
+    assert_same(holding(caches), before, "the block failed")
+    expected = cold(model(family), [*TEXT, 7])[0][-1]
+    assert_equal(feed(driven, caches, [7])[-1], expected, "next logits")
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gpt_oss", "lfm2"])
+def test_while_recording_without_a_window(family: str) -> None:
+    driven, fuse = fused(family, 1, FEED_FORWARD.get(family, "mlp"))
+    caches = cold(driven, TEXT)[1]
+    speculate_all(caches)
+    feed(driven, caches, ids(4, seed=2))
+    before = holding(caches)
+    fails(driven, fuse, caches)
+    assert_same(holding(caches), before, "the block failed")
+    for layer in caches:
+        layer.trim(4)
+    assert_same(holding(caches), holding(cold(driven, TEXT)[1]), "the block before, taken back")
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gpt_oss", "lfm2"])
+def test_on_empty_caches(family: str) -> None:
+    driven, fuse = fused(family, 2, FEED_FORWARD.get(family, "mlp"))
+    caches = driven.make_cache()
+    with speculation(caches) as window:
+        fails(driven, fuse, caches)
+        feed(driven, caches, TEXT)
+        window.keep(len(TEXT))
+    assert_same(holding(caches), holding(cold(model(family), TEXT)[1]), "after all")
+
+
+def test_owed_tokens_are_still_owed() -> None:
+    driven, fuse = fused("lfm2", 2, "feed_forward")
+    caches = cold(driven, TEXT)[1]
+    with speculation(caches) as window:
+        feed(driven, caches, ids(4, seed=2))
+        window.keep(2)
+        before = holding(caches)
+        for width in (1, 3):
+            fails(driven, fuse, caches, width)
+            assert_same(holding(caches), before, f"a block of {width} failed")
+            assert window.fed() == 0
+        found = feed(driven, caches, [7])[-1]
+        window.keep(1)
+    text = [*TEXT, *ids(4, seed=2)[:2], 7]
+    assert_equal(found, cold(model("lfm2"), text)[0][-1], "next logits")
+    assert_same(holding(caches), holding(cold(model("lfm2"), text)[1]), "nothing owed")
+
+
+def test_a_block_longer_than_the_recorded_window() -> None:
+    """The caller sees the failure, and not that of taking back."""
+    driven, fuse = fused("gpt_oss", 3, "mlp")
+    caches = cold(driven, ids(200))[1]
+    before = holding(caches)
+    with speculation(caches):
+        fails(driven, fuse, caches, 90)
+        assert_same(holding(caches), before, "a block of 90 failed")

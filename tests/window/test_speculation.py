@@ -1,0 +1,188 @@
+"""One window over many caches: keep some, or everything goes back."""
+
+from __future__ import annotations
+
+import pytest
+
+import speculate
+from speculate import speculation
+from speculate.errors import OptionError, RewindError, SpeculateError
+from tests.backends.checks import refused
+from tests.backends.driving import (
+    ALL,
+    FAMILIES,
+    assert_equal,
+    assert_same,
+    cold,
+    feed,
+    holding,
+    ids,
+    model,
+    stock,
+)
+
+TEXT = ids(12, seed=1)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_leaving_without_keep_puts_everything_back(family: str) -> None:
+    caches = cold(model(family), TEXT)[1]
+    before = holding(caches)
+    with speculation(caches) as window:
+        for width in (1, 4, 2):
+            feed(model(family), caches, ids(width, seed=width))
+        assert window.fed() == 7
+    assert_same(holding(caches), before, "left")
+    expected = cold(model(family), [*TEXT, 5])[0][-1]
+    assert_equal(feed(model(family), caches, [5])[-1], expected, "going on")
+
+
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
+def test_an_exception_goes_back_to_the_last_keep(family: str, error: type[BaseException]) -> None:
+    caches = cold(model(family), TEXT)[1]
+    with pytest.raises(error), speculation(caches) as window:
+        feed(model(family), caches, TEXT[:3])
+        window.keep(3)
+        feed(model(family), caches, ids(4, seed=2))
+        raise error
+    assert_same(holding(caches), holding(cold(model(family), [*TEXT, *TEXT[:3]])[1]), "after")
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_keeping_nothing(family: str) -> None:
+    caches = cold(model(family), TEXT)[1]
+    before = holding(caches)
+    with speculation(caches) as window:
+        window.keep(0)
+        for width in (3, 1):
+            feed(model(family), caches, ids(width, seed=2))
+            window.keep(0)
+            assert window.fed() == 0
+            assert_same(holding(caches), before, f"{width} taken back")
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_keeping_more_than_was_fed_is_refused(family: str) -> None:
+    caches = cold(model(family), TEXT)[1]
+    with speculation(caches) as window:
+        assert refused(lambda: window.keep(1))
+        feed(model(family), caches, ids(3, seed=2))
+        before = holding(caches)
+        for m in (4, 100, -1):
+            assert refused(lambda m=m: window.keep(m))  # type: ignore[misc]
+            assert_same(holding(caches), before, f"refused {m}")
+        window.keep(3)
+        assert_same(holding(caches), before, "kept all")
+        assert refused(lambda: window.keep(1))
+    assert_same(holding(caches), before, "left")
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_what_is_kept_stays_kept(family: str) -> None:
+    caches = cold(model(family), TEXT)[1]
+    with speculation(caches) as window:
+        feed(model(family), caches, ids(9, seed=2)[:4])
+        feed(model(family), caches, ids(9, seed=2)[4:])
+        window.keep(9)
+        feed(model(family), caches, ids(5, seed=3))
+    fresh = holding(cold(model(family), [*TEXT, *ids(9, seed=2)])[1])
+    assert_same(holding(caches), fresh, "left")
+    with speculation(caches):
+        feed(model(family), caches, ids(2, seed=3))
+    assert_same(holding(caches), fresh, "a second window")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rewind_reaches_back_over_several_forwards(family: str) -> None:
+    fed = ids(10, seed=2)
+    for m in range(11):
+        caches = cold(model(family), TEXT)[1]
+        with speculation(caches) as window:
+            for start, stop in ((0, 4), (4, 5), (5, 10)):
+                feed(model(family), caches, fed[start:stop])
+            window.keep(m)
+        expected = holding(cold(model(family), [*TEXT, *fed[:m]])[1])
+        assert_same(holding(caches), expected, f"kept {m}")
+
+
+def test_members_that_were_fed_fewer_keep_what_they_have() -> None:
+    target, draft, idle = (cold(model(f), TEXT)[1] for f in ("qwen3_5", "gpt_oss", "dense"))
+    block = ids(5, seed=2)
+    for m, of_draft in ((0, 0), (2, 2), (3, 3), (5, 3)):
+        with speculation(target, draft, idle) as window:
+            feed(model("qwen3_5"), target, block)
+            for token in block[:3]:
+                feed(model("gpt_oss"), draft, [token])
+            assert window.fed() == 5
+            window.keep(m)
+            pairs = [("qwen3_5", target, m), ("gpt_oss", draft, of_draft), ("dense", idle, 0)]
+            for family, caches, kept in pairs:
+                fresh = holding(cold(model(family), [*TEXT, *block[:kept]])[1])
+                assert_same(holding(caches), fresh, f"{family}, kept {m}")
+        for caches, kept in ((target, m), (draft, of_draft)):
+            for layer in caches:
+                assert layer.length() == len(TEXT) + kept
+        target, draft = (cold(model(f), TEXT)[1] for f in ("qwen3_5", "gpt_oss"))
+
+
+def test_if_one_list_cannot_follow_none_is_changed() -> None:
+    target, draft = (cold(model(family), TEXT)[1] for family in ("qwen3_5", "dense"))
+    with speculation(target, draft) as window:
+        feed(model("dense"), draft, ids(4, seed=2))
+        feed(model("qwen3_5"), target, ids(4, seed=2))
+        target[0].start_speculation()  # somebody drops the records of one layer
+        before = [holding(target), holding(draft)]
+        assert refused(lambda: window.keep(2))
+        assert_same(holding(target), before[0], "target")
+        assert_same(holding(draft), before[1], "draft")
+        window.keep(4)
+
+
+def test_a_list_that_cannot_go_back_does_not_hold_up_the_others() -> None:
+    """Leaving: the error is the caller's own, and every other list is at its kept point."""
+    target, draft = (cold(model(family), TEXT)[1] for family in ("qwen3_5", "dense"))
+    before = holding(draft)
+    with pytest.raises((ZeroDivisionError, RewindError)), speculation(target, draft):
+        feed(model("dense"), draft, ids(4, seed=2))
+        feed(model("qwen3_5"), target, ids(4, seed=2))
+        target[0].start_speculation()
+        raise ZeroDivisionError
+    assert_same(holding(draft), before, "draft")
+    assert not target[0].is_trimmable(), "the target still records"
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gpt_oss", "lfm2"])
+def test_more_than_the_recorded_window_in_one_forward_goes_back(family: str) -> None:
+    caches = cold(model(family), ids(200))[1]
+    before = holding(caches)
+    with speculation(caches):
+        feed(model(family), caches, ids(90, seed=2))
+    assert_same(holding(caches), before, "left")
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gpt_oss", "lfm2"])
+def test_more_than_the_recorded_window_step_by_step_goes_back(family: str) -> None:
+    caches = cold(model(family), ids(200))[1]
+    before = holding(caches)
+    with speculation(caches):
+        for token in ids(90, seed=2):
+            feed(model(family), caches, [token])
+    assert_same(holding(caches), before, "left")
+
+
+def test_only_rewindable_lists_are_taken() -> None:
+    from mlx_lm.models.cache import make_prompt_cache
+
+    bad: list[list[object]] = [[], make_prompt_cache(stock("dense"))]
+    for caches in bad:
+        with pytest.raises(OptionError, match="adopt"), speculation(caches):  # type: ignore[arg-type]
+            raise AssertionError
+
+
+def test_the_names_are_public() -> None:
+    assert speculate.speculation is speculation
+    assert issubclass(RewindError, SpeculateError)
+    caches = cold(model("dense"), TEXT)[1]
+    with speculation(caches) as window:
+        assert isinstance(window, speculate.Window)

@@ -44,15 +44,19 @@ def write(module: nn.Module, config: models.Config, folder: Path) -> None:
     Args:
         module: The trained model; it is quantised in place.
         config: Its configuration.
-        folder: Where it goes; what was there is replaced.
+        folder: Where it goes; files of the same names are replaced one by one.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    staged = work(f"staged_{folder.name}")
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
     settings = _quantize(module, config)
-    save_model(folder, module)
-    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
-    save_config(settings, folder / "config.json")
-    tokenizer.save(folder)
+    save_model(staged, module)
+    (staged / "model.safetensors.index.json").unlink(missing_ok=True)
+    save_config(settings, staged / "config.json")
+    tokenizer.save(staged)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in staged.iterdir():
+        path.replace(folder / path.name)
 
 
 def load_hybrid(name: str = "hybrid.safetensors") -> models.Hybrid:

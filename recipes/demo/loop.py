@@ -104,7 +104,9 @@ def fit(
             mean = now if mean is None else 0.95 * mean + 0.05 * now
             if count % 20 == 0:
                 shown = " ".join(f"{x:.3f}" for x in mean)
-                print(f"step {count} done {done:.3f} rate {rate.item():.5f} loss {shown}", flush=True)
+                print(
+                    f"step {count} done {done:.3f} rate {rate.item():.5f} loss {shown}", flush=True
+                )
             if time.monotonic() - saved > _SAVE_EVERY_S:
                 module.update(tree_unflatten(list(values.items())))
                 save(module, path)

@@ -72,10 +72,6 @@ _SWAPS: tuple[tuple[str, Any], ...] = (
 @contextmanager
 def training_ops() -> Iterator[None]:
     """Makes mlx-lm's models use the training-time operations inside the block."""
-    import mlx_lm.models.gpt_oss
-    import mlx_lm.models.qwen3
-    import mlx_lm.models.qwen3_5  # noqa: F401
-
     with ExitStack() as stack:
         for name, stand_in in _SWAPS:
             stack.enter_context(patch(name, stand_in))

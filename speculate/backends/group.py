@@ -156,7 +156,9 @@ class CacheGroup:
         self._mark()
 
     def restore(self) -> None:
-        """Return to the kept point."""
+        """Return to the kept point, if there is one."""
+        if self._base is None:
+            return
         for member, n in zip(self.members(), self._fed_by_member(), strict=True):
             if n:
                 member.trim(n)

@@ -161,16 +161,8 @@ class RewindableRotatingKVCache(GroupMember, RotatingKVCache):
         if prior + N <= window and not return_array:
             return "causal"
         if self._speculating and self.keep and window == self.max_size:
-            return self._mask_with_sinks(N, prior)
+            return mask_with_sinks(N, prior, window, self.keep)
         mask: mx.array = create_causal_mask(N, prior, window_size=window)
-        return mask
-
-    def _mask_with_sinks(self, N: int, prior: int) -> mx.array:
-        """What single steps see. mlx-lm's mask for blocks lets the sinks slide out of view."""
-        row = mx.arange(prior, prior + N)[:, None]
-        column = mx.arange(prior + N)[None]
-        recent = row < column + (self.max_size - self.keep)
-        mask: mx.array = (column <= row) & (recent | (column < self.keep))
         return mask
 
     def start_at(self, position: int, /) -> None:
@@ -223,3 +215,22 @@ class RewindableRotatingKVCache(GroupMember, RotatingKVCache):
 
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [self.keys, self.values]
+
+
+def mask_with_sinks(rows: int, prior: int, window: int, sinks: int) -> mx.array:
+    """What single steps see. mlx-lm's mask for blocks lets the sinks slide out of view.
+
+    Args:
+        rows: Rows of the block.
+        prior: Rows in front of it, the sinks first.
+        window: Rows that a single step sees, itself and the sinks included.
+        sinks: Rows that are always seen.
+
+    Returns:
+        `(rows, prior + rows)`, true where a row sees a column.
+    """
+    row = mx.arange(prior, prior + rows)[:, None]
+    column = mx.arange(prior + rows)[None]
+    recent = row < column + (window - sinks)
+    mask: mx.array = (column <= row) & (recent | (column < sinks))
+    return mask

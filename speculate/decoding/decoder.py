@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Final, final
 
 import attrs
 import mlx.core as mx
 
-from speculate.decoding.block import to_ints
+from speculate.decoding.inputs import check_names, checked_prompt
 from speculate.decoding.loan import Loan
 from speculate.decoding.run import Run
 from speculate.decoding.session import KnownText, Session
 from speculate.decoding.setup import KVQuantization, Setup
 from speculate.decoding.stats import Stats
 from speculate.decoding.token import Token
-from speculate.errors import DecoderBusyError, OptionError, PromptError
+from speculate.errors import DecoderBusyError, OptionError
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.protocols import Observer, SpeculativeModel, Strategy
 from speculate.sampling.callables import SamplerCallable
-from speculate.sampling.making import make_rule
+from speculate.sampling.choosing import Choosing
 from speculate.sampling.options import Sampling
-from speculate.sampling.penalties import penalties
-from speculate.sampling.pipeline import Pipeline
-from speculate.sampling.processors import Processors
 from speculate.strategies.fixed import Fixed
 from speculate.strategies.off import Off
 
@@ -84,26 +80,23 @@ class Decoder:
         if strategy is None:
             strategy = Off() if model.head is None else Fixed(MTPChain(), depth=1)
         kv = None if kv_bits is None else KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
+        self._choosing = Choosing(sampling or Sampling(), logits_processors)
         self._setup = Setup(
             model=model,
             strategy=strategy,
-            sampler=Pipeline(make_rule(Sampling(), 0), Processors(())),
+            sampler=self._choosing.sampler(0),
             observer=observer,
             progress=prompt_progress_callback,
             prefill_step_size=prefill_step_size,
             max_kv_size=max_kv_size,
             kv=kv,
         )
-        self._sampling = sampling or Sampling()
-        own = penalties(self._sampling) if isinstance(self._sampling, Sampling) else []
-        self._processors = Processors(own, logits_processors)
-        self._begun = False
         self._stream = stream or mx.new_thread_local_stream(mx.default_device())
         self._stats = Stats()
         self._texts = KnownText()
         self._session: Session | None = None
         self._running = False
-        _check_names(strategy)
+        check_names(strategy)
         for proposer in strategy.proposers:
             proposer.attach(model)
 
@@ -149,7 +142,7 @@ class Decoder:
             OptionError: `max_tokens` is below -1, or the options do not fit the model.
             DecoderBusyError: Another text of this decoder is not finished.
         """
-        ids = _checked(prompt, self._setup.model.vocab_size)
+        ids = checked_prompt(prompt, self._setup.model.vocab_size)
         if max_tokens < -1:
             raise OptionError(f"max_tokens must be at least -1 (no limit), got {max_tokens}")
         self._refuse_if_busy()
@@ -199,15 +192,9 @@ class Decoder:
 
     def _begin_text(self, prompt_tokens: int) -> Setup:
         """The parts for one text: counters from zero, and a sampler with a seed."""
-        sampling, seed = self._sampling, None
-        if isinstance(sampling, Sampling) and sampling.temperature > 0:
-            seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        sampler, seed = self._choosing.begin_text()
         self._stats = Stats(prompt_tokens=prompt_tokens, seed=seed)
-        if self._begun:
-            self._processors.restart()
-        self._begun = True
-        rule = make_rule(sampling, seed or 0)
-        return attrs.evolve(self._setup, sampler=Pipeline(rule, self._processors))
+        return attrs.evolve(self._setup, sampler=sampler)
 
     def _end(self, *, quiet: bool) -> None:
         """Hand the caches back. A run that failed keeps its own exception: `quiet`."""
@@ -227,27 +214,3 @@ class Decoder:
                 "this decoder is in the middle of a text: finish or close() that generator, or "
                 "make a second Decoder"
             )
-
-
-def _check_names(strategy: Strategy) -> None:
-    names = [proposer.name for proposer in strategy.proposers]
-    if len(set(names)) < len(names):
-        raise OptionError(f"two proposers of one strategy share a name: {', '.join(names)}")
-
-
-def _checked(prompt: Sequence[int] | mx.array, vocab_size: int) -> list[int]:
-    """The prompt on the host, if a model of that vocabulary can take it.
-
-    Raises:
-        PromptError: It cannot.
-    """
-    ids = to_ints(prompt) if isinstance(prompt, mx.array) else [int(id_) for id_ in prompt]
-    if not ids:
-        raise PromptError("the prompt is empty: give at least one token id")
-    wrong = next((id_ for id_ in ids if not 0 <= id_ < vocab_size), None)
-    if wrong is not None:
-        raise PromptError(
-            f"prompt id {wrong} is not among the model's {vocab_size}: the tokenizer is "
-            "probably another model's"
-        )
-    return ids

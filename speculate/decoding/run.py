@@ -10,10 +10,11 @@ import mlx.core as mx
 
 from speculate.decoding.block import Block
 from speculate.decoding.loan import Loan
+from speculate.decoding.planner import Planner, propose
 from speculate.decoding.setup import Setup
 from speculate.decoding.stats import Stats
 from speculate.decoding.target import Target
-from speculate.decoding.token import Token
+from speculate.decoding.token import Token, tokens_of
 from speculate.errors import SpeculateError
 from speculate.protocols import Plan, Round
 
@@ -47,11 +48,10 @@ class Run:
     ) -> None:
         self._setup = setup
         self._target = Target(setup, loan)
-        self._max_tokens = max_tokens
+        self._planner = Planner(setup, stats, max_tokens)
         self._stop_tokens = stop_tokens
         self._stats = stats
         self._active = False
-        self._plan: Plan | None = None
         self._block: Block | None = None  # the block that is being given out
         self._ready: deque[Token] = deque()  # its tokens, or what a pause left of them
         self._given = 0  # how many of its tokens were emitted
@@ -154,67 +154,27 @@ class Run:
         """Make the next block ready to be given out."""
         block, self._ahead = self._ahead, None
         if block is None:
-            plan, depth = self._next_plan(0)
-            self._plan = None
+            plan, depth = self._planner.take(self._target.room())
             block = self._draft(plan, depth) if depth else self._target.launch(self._unfed())
         self._given = 0
-        if block.drafted == 0 and self._goes_on_plainly():
+        if block.drafted == 0 and self._planner.goes_on_plainly(self._target.room()):
             # The next step is launched before this one is read, as in mlx-lm: the device
             # does not wait for the host.
             self._keep(block, 0)
-            self._block, self._plan = block, None
+            self._block = block
+            self._planner.take(self._target.room(), pending=1)
             self._ahead = self._target.launch(block.decision.tokens)
         else:
             self._target.evaluate(block)
-        self._ready.extend(self._tokens(block))
-        self._block = block
-
-    def _next_plan(self, pending: int) -> tuple[Plan, int]:
-        """The strategy's plan, asked for once, and the depth that fits.
-
-        Args:
-            pending: Tokens that will be emitted before.
-        """
-        remaining = self._remaining()
-        left = None if remaining is None else remaining - pending
-        if self._plan is None:
-            self._plan = self._setup.strategy.plan(left)
-        limits = [self._plan.depth, None if left is None else left - 1, self._target.room()]
-        return self._plan, min(limit for limit in limits if limit is not None)
-
-    def _goes_on_plainly(self) -> bool:
-        """Whether the step after the present token is sure to be made, without a draft."""
-        if self._remaining() == 1 or not self._setup.sampler.launches_ahead:
-            return False
-        return self._next_plan(1)[1] == 0
-
-    def _draft(self, plan: Plan, depth: int) -> Block:
-        if plan.proposer is None:
-            raise SpeculateError(f"the strategy planned {plan.depth} drafts by nobody")
-        newest = self._unfed()
-        draft = plan.proposer.propose(newest, depth, self._setup.sampler.choose)
-        if draft.tokens.shape[0] > depth:
-            raise SpeculateError(
-                f"proposer '{plan.proposer.name}' drafted {draft.tokens.shape[0]} tokens, "
-                f"at most {depth} were asked for"
-            )
-        return self._target.forward(newest, draft, plan)
-
-    def _tokens(self, block: Block) -> list[Token]:
-        """What a block gives, up to a stop token or the end of the budget."""
         ids = block.read()
         self._accepted = len(ids) - 1
-        tokens: list[Token] = []
-        for index, id_ in enumerate(ids):
-            reason = "length" if self._remaining() == index + 1 else None
-            if id_ in self._stop_tokens:
-                reason = "stop"
-            from_draft = index < self._accepted
-            name = block.proposer if from_draft else None
-            tokens.append(Token(id_, from_draft, name, reason, block.decision.logits, index))
-            if reason is not None:
-                break
-        return tokens
+        self._ready.extend(tokens_of(block, ids, self._planner.remaining(), self._stop_tokens))
+        self._block = block
+
+    def _draft(self, plan: Plan, depth: int) -> Block:
+        newest = self._unfed()
+        draft = propose(plan, newest, depth, self._setup.sampler.choose)
+        return self._target.forward(newest, draft, plan)
 
     def _finish_block(self) -> None:
         """Keep of a block what was emitted. The rest is text only once it is emitted, too."""
@@ -263,11 +223,6 @@ class Run:
         self._setup.strategy.observe(round)
         if self._setup.observer is not None:
             self._setup.observer(round)
-
-    def _remaining(self) -> int | None:
-        if self._max_tokens is None:
-            return None
-        return self._max_tokens - self._stats.emitted_tokens
 
     def _unfed(self) -> mx.array:
         """`(1,)`, the token that ends the text and is not fed yet."""

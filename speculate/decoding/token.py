@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import cast, final
 
 import attrs
 import mlx.core as mx
 
-from speculate.decoding.block import to_ints
+from speculate.decoding.block import Block, to_ints
 
 
 @final
@@ -47,3 +48,28 @@ class Token:
         logprobs = self.logprobs
         ids = mx.argsort(-logprobs)[:n]
         return list(zip(to_ints(ids), cast("list[float]", logprobs[ids].tolist()), strict=True))
+
+
+def tokens_of(
+    block: Block, ids: Sequence[int], remaining: int | None, stop_tokens: Collection[int]
+) -> list[Token]:
+    """What a block gives, up to a stop token or the end of the budget.
+
+    Args:
+        block: The block.
+        ids: As read from it: accepted drafts, then the target's own token.
+        remaining: Tokens that may still be emitted; `None` without a limit.
+        stop_tokens: Ids that end the text. One that falls on the last token of the budget
+            counts as a stop.
+    """
+    tokens: list[Token] = []
+    for index, id_ in enumerate(ids):
+        reason = "length" if remaining == index + 1 else None
+        if id_ in stop_tokens:
+            reason = "stop"
+        from_draft = index < len(ids) - 1
+        name = block.proposer if from_draft else None
+        tokens.append(Token(id_, from_draft, name, reason, block.decision.logits, index))
+        if reason is not None:
+            break
+    return tokens

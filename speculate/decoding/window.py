@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import final
 
 import mlx.core as mx
@@ -58,39 +58,38 @@ def speculation(*caches: Sequence[object]) -> Iterator[Window]:
     Raises:
         CannotRewindError: A layer's cache is of a kind that nothing here can rewind.
     """
-    borrowed = [_Borrowed(cache) for cache in caches]
+    with ExitStack() as stack:
+        yield Window([stack.enter_context(_recorded(cache)) for cache in caches])
+
+
+@contextmanager
+def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
+    """One list that records, and is back at its last kept point in the end."""
+    group = group_of(caches)
+    if group is None:
+        with _adopted(caches) as adopted, _recorded(adopted) as group:
+            yield group
+        return
+    group.start()
     try:
-        for one in borrowed:
-            one.group.start()
-        yield Window([one.group for one in borrowed])
+        yield group
     finally:
-        for one in borrowed:
-            one.give_back()
+        group.restore()
+        group.stop()
 
 
-class _Borrowed:
-    """A caller's list, in which mlx-lm's caches give way to rewindable ones."""
+@contextmanager
+def _adopted(caches: Sequence[object]) -> Iterator[list[Rollbackable]]:
+    """A list in which mlx-lm's caches give way to rewindable ones for a while."""
+    if not isinstance(caches, list) or not caches:
+        raise OptionError("speculation needs the list of a model's caches, one a layer")
+    # Costs an import of mlx-lm, which whoever has such caches has paid for already.
+    from speculate.backends.adoption import adopt
 
-    def __init__(self, caches: Sequence[object]) -> None:
-        self._adopted: list[Rollbackable] | None = None
-        group = group_of(caches)
-        if group is None:
-            if not isinstance(caches, list) or not caches:
-                raise OptionError("speculation needs the list of a model's caches, one a layer")
-            # Costs an import of mlx-lm, which whoever has such caches has paid already.
-            from speculate.backends.adoption import adopt
-
-            self._adopted = adopt(caches)
-            caches[:] = self._adopted
-            group = group_of(caches)
-        if group is None:
-            raise OptionError("these caches were never made one group: see speculate.backends.join")
-        self._list = caches
-        self.group = group
-
-    def give_back(self) -> None:
-        self.group.restore()
-        self.group.stop()
-        if self._adopted is not None and isinstance(self._list, list):
-            mx.eval([cache.arrays() for cache in self._adopted])
-            self._list[:] = [cache.hand_back() for cache in self._adopted]
+    adopted = adopt(caches)
+    caches[:] = adopted
+    try:
+        yield adopted
+    finally:
+        mx.eval([cache.arrays() for cache in adopted])
+        caches[:] = [cache.hand_back() for cache in adopted]

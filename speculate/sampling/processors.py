@@ -57,8 +57,10 @@ class Processors:
                     f"logits processor {type(processor).__name__} is an object, which may keep "
                     "state, and has no fork() to copy it. Add fork(), or pass a plain function."
                 )
-        self._chain: list[Processor] = [*own, *given]
-        self._fresh = [_forked(processor) for processor in self._chain]
+        self._given: list[Processor] = [*own, *given]
+        self._fresh = [_forked(processor) for processor in self._given]
+        self._chain = self._given
+        self._texts = 0
 
     @property
     def pure(self) -> bool:
@@ -66,8 +68,13 @@ class Processors:
         return all(_plain(p) and p.__module__ in PURE_MODULES for p in self._chain)
 
     def restart(self) -> None:
-        """The next text starts from the state that the processors were given in."""
-        self._chain = [_forked(processor) for processor in self._fresh]
+        """The next text starts from the state that the processors were given in.
+
+        The first text works on the caller's own objects, later ones on copies.
+        """
+        if self._texts > 0:
+            self._chain = [_forked(processor) for processor in self._fresh]
+        self._texts += 1
 
     def __len__(self) -> int:
         return len(self._chain)

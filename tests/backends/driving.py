@@ -97,7 +97,7 @@ def speculate_all(caches: Caches) -> None:
 class Holding:
     """What a list of caches holds, apart from where the rows lie."""
 
-    lengths: list[int]
+    lengths: list[int | None]
     entries: list[list[Entry]]
 
 
@@ -108,13 +108,13 @@ def holding(caches: Sequence[object]) -> Holding:
     return Holding([length(layer) for layer in caches], entries)
 
 
-def length(layer: object) -> int:
-    """Tokens in a cache, of ours or of mlx-lm."""
+def length(layer: object) -> int | None:
+    """Tokens in a cache; `None` for a state of mlx-lm's, which cannot tell."""
     if isinstance(layer, Rollbackable):
         return layer.length()
     if isinstance(layer, CacheList):
-        return max(length(member) for member in layer.caches)
-    return int(getattr(layer, "offset", 0))
+        return max((n for n in map(length, layer.caches) if n is not None), default=None)
+    return None if isinstance(layer, ArraysCache) else int(getattr(layer, "offset", 0))
 
 
 def contents(layer: object) -> list[Entry]:
@@ -147,7 +147,8 @@ def _window(layer: RotatingKVCache, buffer: mx.array | None) -> Entry:
 def differences(one: Holding, another: Holding) -> list[str]:
     """Where two holdings differ at all; empty if they are equal bit for bit."""
     found = []
-    if one.lengths != another.lengths:
+    told = zip(one.lengths, another.lengths, strict=True)
+    if any(None not in pair and pair[0] != pair[1] for pair in told):
         found.append(f"lengths {one.lengths} and {another.lengths}")
     elif _all_equal(one, another):
         return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -56,33 +55,37 @@ contents = st.one_of(
 )
 
 
-def check(content: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x.safetensors"
-        path.write_bytes(content)
-        try:
-            header = read_header(path)
-        except CheckpointError as error:
-            assert str(path) in str(error)
-        else:
-            # Every byte of the file is accounted for, once.
-            data = sum(tensor.end - tensor.begin for tensor in header.tensors)
-            assert 8 + header.length + data == len(content)
+def check(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    try:
+        header = read_header(path)
+    except CheckpointError as error:
+        assert str(path) in str(error)
+    else:
+        # Every byte of the file is accounted for, once.
+        data = sum(tensor.end - tensor.begin for tensor in header.tensors)
+        assert 8 + header.length + data == len(content)
 
 
-def test_the_file_that_is_bent_here_is_good() -> None:
-    check(GOOD)
-    check(safetensors(b"{}", b""))
+def fuzz(folder: Path, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(contents)
+    def run(content: bytes) -> None:
+        check(folder / "x.safetensors", content)
+
+    run()
 
 
-@settings(max_examples=300, deadline=None)
-@given(contents)
-def test_no_bytes_surprise_the_header_reader(content: bytes) -> None:
-    check(content)
+def test_the_file_that_is_bent_here_is_good(tmp_path: Path) -> None:
+    for content in (GOOD, safetensors(b"{}", b"")):
+        check(tmp_path / "x.safetensors", content)
+        read_header(tmp_path / "x.safetensors")
+
+
+def test_no_bytes_surprise_the_header_reader(tmp_path: Path) -> None:
+    fuzz(tmp_path, 300)
 
 
 @pytest.mark.soak
-@settings(max_examples=100_000, deadline=None)
-@given(contents)
-def test_no_bytes_surprise_the_header_reader_for_long(content: bytes) -> None:
-    check(content)
+def test_no_bytes_surprise_the_header_reader_for_long(tmp_path: Path) -> None:
+    fuzz(tmp_path, 100_000)

@@ -71,9 +71,9 @@ def test_a_cache_that_plain_decoding_left_is_taken_over(name: str) -> None:
     first = kit.stock_turn(name, caches, kit.PROMPT, 6)
     text = [*kit.PROMPT, *first, *kit.SECOND]
     proposer = kit.scripted(name, text, 12, kit.always(1))
-    # It is not told of the tokens before this decoder.
     tokens = kit.decode(name, Fixed(proposer, 3), kit.SECOND, 12, caches)
-    kit.check_tokens(name, text, tokens)
+    # Its own single steps rotate the window, and add up in another order.
+    kit.check_tokens(name, text, tokens, within=1e-4 if name == "gpt_oss" else 0.0)
 
 
 @pytest.mark.parametrize("name", [*kit.PROMISED, "lfm2"])
@@ -127,26 +127,25 @@ def test_a_cache_that_cannot_be_rewound_is_refused_before_the_first_token() -> N
 def test_a_list_of_another_model_is_refused_and_stays_as_it_was() -> None:
     caches = kit.stock_caches("dense")[:2]
     decoder = Decoder(kit.get("dense").model, fixed("dense"))
-    with pytest.raises(OptionError, match="3"):
+    with pytest.raises(OptionError, match="layers"):
         list(decoder.generate(kit.PROMPT, 3, caches))
-    assert [type(c) for c in caches] == [type(c) for c in kit.stock_caches("dense")[:2]]
+    kit.same_content(caches, kit.stock_caches("dense")[:2])
 
 
 @pytest.mark.parametrize("ending", ["end", "close", "lost"])
 @pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss"])
-def test_nothing_of_a_text_outlives_it(name: str, ending: str) -> None:
+def test_a_decoder_keeps_no_text_alive(name: str, ending: str) -> None:
     decoder = Decoder(kit.get(name).model, fixed(name))
-    caches = cast("list[object]", kit.get(name).model.make_cache())
+    caches = kit.stock_caches(name)
     layers = [weakref.ref(cache) for cache in caches]
     running = decoder.generate(kit.PROMPT, 6, caches)
-    first = next(running).id
+    token = next(running)
+    logits = weakref.ref(token)
     if ending == "end":
         list(running)
     elif ending == "close":
         running.close()
-    del running, caches
+    del running, caches, token
     gc.collect()
-    assert [layer() for layer in layers] == [None] * len(layers)
-    again = kit.ids_of(decoder.generate(kit.PROMPT, 6))
-    assert again[0] == first
-    assert again == kit.truth(name, kit.PROMPT, 6)
+    assert [ref() for ref in (*layers, logits)] == [None] * (len(layers) + 1)
+    assert kit.ids_of(decoder.generate(kit.PROMPT, 6)) == kit.truth(name, kit.PROMPT, 6)

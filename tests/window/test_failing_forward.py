@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from speculate import speculation
+from speculate.models.adapter import StockAdapter
 from tests.backends.breaking import FEED_FORWARD, Fuse, PartFailedError, fused
 from tests.backends.driving import (
     ALL,
+    FAMILIES,
     Caches,
     assert_equal,
     assert_same,
@@ -34,17 +36,12 @@ INSIDE = [
     ("lfm2", 3, "self_attn.out_proj"),
 ]
 """Before, between and after what a layer writes into its cache."""
-BEHIND = [
-    (family, layer, FEED_FORWARD.get(family, "mlp"))
-    for family in ALL
-    for layer in {0, 1, len(stock(family).layers) - 1}
-]
+BEHIND = [(family, 1, FEED_FORWARD.get(family, "mlp")) for family in ALL]
+BEHIND += [(family, 0, "mlp") for family in FAMILIES]
+BEHIND += [(family, len(stock(family).layers) - 1, "mlp") for family in FAMILIES]
 
 
-def fails(driven: object, fuse: Fuse, caches: Caches, width: int = 3) -> None:
-    from speculate.models.adapter import StockAdapter
-
-    assert isinstance(driven, StockAdapter)
+def fails(driven: StockAdapter, fuse: Fuse, caches: Caches, width: int = 3) -> None:
     fuse.blown = True
     with pytest.raises(PartFailedError):
         feed(driven, caches, ids(width, seed=width))

@@ -1,0 +1,75 @@
+"""What the next round will do: the strategy's plan, within what may still be emitted."""
+
+from __future__ import annotations
+
+from typing import final
+
+import mlx.core as mx
+
+from speculate.decoding.setup import Setup
+from speculate.decoding.stats import Stats
+from speculate.errors import SpeculateError
+from speculate.protocols import Choose, Draft, Plan
+
+
+@final
+class Planner:
+    """Asks the strategy once a round, and never for more than there is room for.
+
+    Args:
+        setup: The decoder's parts.
+        stats: Counts what was emitted.
+        max_tokens: Tokens to emit; `None` without a limit.
+    """
+
+    def __init__(self, setup: Setup, stats: Stats, max_tokens: int | None) -> None:
+        self._setup = setup
+        self._stats = stats
+        self._max_tokens = max_tokens
+        self._plan: Plan | None = None
+
+    def remaining(self) -> int | None:
+        """Tokens still to be emitted; `None` without a limit."""
+        return None if self._max_tokens is None else self._max_tokens - self._stats.emitted_tokens
+
+    def take(self, room: int | None, *, pending: int = 0) -> tuple[Plan, int]:
+        """The plan of the round that begins now, and the depth that fits.
+
+        Args:
+            room: Drafts that the caches have room for, if they set a limit.
+            pending: Tokens that will be emitted before.
+        """
+        found = self._look(room, pending)
+        self._plan = None
+        return found
+
+    def goes_on_plainly(self, room: int | None) -> bool:
+        """Whether the step after the present token is sure to be made, without a draft."""
+        if self.remaining() == 1 or not self._setup.sampler.launches_ahead:
+            return False
+        return self._look(room, 1)[1] == 0
+
+    def _look(self, room: int | None, pending: int) -> tuple[Plan, int]:
+        remaining = self.remaining()
+        left = None if remaining is None else remaining - pending
+        if self._plan is None:
+            self._plan = self._setup.strategy.plan(left)
+        limits = [self._plan.depth, None if left is None else left - 1, room]
+        return self._plan, min(limit for limit in limits if limit is not None)
+
+
+def propose(plan: Plan, newest: mx.array, depth: int, choose: Choose) -> Draft:
+    """Have the planned proposer draft, and check that it kept to the limit.
+
+    Raises:
+        SpeculateError: Nobody was planned, or the draft is too long.
+    """
+    if plan.proposer is None:
+        raise SpeculateError(f"the strategy planned {plan.depth} drafts by nobody")
+    draft = plan.proposer.propose(newest, depth, choose)
+    if draft.tokens.shape[0] > depth:
+        raise SpeculateError(
+            f"proposer '{plan.proposer.name}' drafted {draft.tokens.shape[0]} tokens, "
+            f"at most {depth} were asked for"
+        )
+    return draft

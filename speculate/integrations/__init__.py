@@ -1,0 +1,1 @@
+"""Other libraries' call signatures, on this package's decoder."""

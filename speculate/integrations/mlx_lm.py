@@ -1,0 +1,159 @@
+"""mlx-lm's own generation steps, exact on recurrent and sliding-window models too.
+
+For a loop that calls `mlx_lm.generate.speculative_generate_step`: import the function of
+that name from here instead. `mtp_generate_step` does the same with the model's own head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+
+import mlx.core as mx
+from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, generation_stream
+from mlx_lm.sample_utils import greedy_sampler
+
+from speculate.decoding.decoder import Decoder
+from speculate.errors import OptionError
+from speculate.integrations.endless import Endless
+from speculate.integrations.halves import DraftHalf, split
+from speculate.proposers.draft_model import DraftModel
+from speculate.proposers.mtp_chain import MTPChain
+from speculate.protocols import SpeculativeModel, StockModel
+from speculate.strategies.fixed import Fixed
+
+Sampler = Callable[[mx.array], mx.array]
+LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+Steps = Generator[tuple[int, mx.array, bool], None, None]
+
+
+def speculative_generate_step(
+    prompt: mx.array,
+    model: StockModel | SpeculativeModel,
+    draft_model: StockModel | SpeculativeModel,
+    stream: mx.Stream | mx.ThreadLocalStream = generation_stream,
+    *,
+    num_draft_tokens: int = 2,
+    max_tokens: int = 256,
+    sampler: Sampler | None = None,
+    logits_processors: Sequence[LogitsProcessor] | None = None,
+    prompt_cache: list[object] | None = None,
+    prefill_step_size: int = 512,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+) -> Steps:
+    """Generate tokens with a draft model; see mlx-lm's function of this name.
+
+    Args:
+        prompt: Token ids, `(T,)`.
+        model: The target: mlx-lm's model, or an adapted one.
+        draft_model: A smaller model of the same tokenizer, likewise.
+        stream: Where to compute.
+        num_draft_tokens: Drafts a round, 0 to 48.
+        max_tokens: Tokens to generate; -1 for no limit.
+        sampler: `None` or mlx-lm's `greedy_sampler`, for now.
+        logits_processors: None, for now.
+        prompt_cache: The target's caches, or the target's and the draft's in one list. On
+            loan until the generator ends or is closed; then both parts took in the same text.
+        prefill_step_size: Tokens of one prefill chunk.
+        kv_bits: Quantise the target's caches to so many bits. The draft's stay as they are.
+        kv_group_size: Numbers that share a scale.
+        quantized_kv_start: Length of the text from which on caches are quantised.
+
+    Yields:
+        A token, its log-probabilities in float32, and whether it is an accepted draft. An
+        end-of-text token is one like any other.
+    """
+    _refuse_sampling(sampler, logits_processors)
+    target, draft = Endless(model), Endless(draft_model)
+    halves = split(prompt_cache, target, draft)
+    with DraftHalf(draft, halves, stream) as half:
+        decoder = Decoder(
+            target,
+            Fixed(DraftModel(draft, cache=half.caches), num_draft_tokens),
+            kv_bits=kv_bits,
+            kv_group_size=kv_group_size,
+            quantized_kv_start=quantized_kv_start,
+            prefill_step_size=prefill_step_size,
+            prompt_progress_callback=half.progress,
+            stream=stream,
+        )
+        yield from _steps(decoder, prompt, max_tokens, halves.target, stream)
+
+
+def mtp_generate_step(
+    prompt: mx.array,
+    model: SpeculativeModel,
+    stream: mx.Stream | mx.ThreadLocalStream = generation_stream,
+    *,
+    num_draft_tokens: int = 1,
+    max_tokens: int = 256,
+    sampler: Sampler | None = None,
+    logits_processors: Sequence[LogitsProcessor] | None = None,
+    prompt_cache: list[object] | None = None,
+    prefill_step_size: int = 512,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+) -> Steps:
+    """Generate tokens with the model's own multi-token-prediction head.
+
+    Args:
+        prompt: Token ids, `(T,)`.
+        model: An adapted model with a head.
+        stream: Where to compute.
+        num_draft_tokens: Drafts a round, 0 to 48.
+        max_tokens: Tokens to generate; -1 for no limit.
+        sampler: `None` or mlx-lm's `greedy_sampler`, for now.
+        logits_processors: None, for now.
+        prompt_cache: The model's caches, on loan until the generator ends or is closed.
+        prefill_step_size: Tokens of one prefill chunk.
+        kv_bits: Quantise caches to so many bits.
+        kv_group_size: Numbers that share a scale.
+        quantized_kv_start: Length of the text from which on caches are quantised.
+
+    Yields:
+        As `speculative_generate_step`.
+
+    Raises:
+        HeadNotFoundError: The model has no head.
+    """
+    _refuse_sampling(sampler, logits_processors)
+    target = Endless(model)
+    decoder = Decoder(
+        target,
+        Fixed(MTPChain(), num_draft_tokens),
+        kv_bits=kv_bits,
+        kv_group_size=kv_group_size,
+        quantized_kv_start=quantized_kv_start,
+        prefill_step_size=prefill_step_size,
+        stream=stream,
+    )
+    caches = split(prompt_cache, target).target
+    yield from _steps(decoder, prompt, max_tokens, caches, stream)
+
+
+def _steps(
+    decoder: Decoder,
+    prompt: mx.array,
+    max_tokens: int,
+    caches: list[object] | None,
+    stream: mx.Stream | mx.ThreadLocalStream,
+) -> Steps:
+    with closing(decoder.generate(prompt, max_tokens, caches)) as tokens:
+        for token in tokens:
+            with mx.stream(stream):
+                # As in mlx-lm they can be read in any thread.
+                logprobs = token.logprobs
+                mx.async_eval(logprobs)
+            yield token.id, logprobs, token.from_draft
+
+
+def _refuse_sampling(sampler: Sampler | None, processors: Sequence[LogitsProcessor] | None) -> None:
+    if sampler is not None and sampler is not greedy_sampler:
+        raise OptionError(
+            "samplers are not supported yet: leave sampler out, or pass mlx-lm's greedy_sampler"
+        )
+    if processors:
+        raise OptionError("logits processors are not supported yet: leave them out")

@@ -1,1 +1,0 @@
-"""From a folder, a hub name or a model in memory to something that can speculate."""

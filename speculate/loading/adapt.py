@@ -1,0 +1,63 @@
+"""From a model in memory to one that can speculate, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+from speculate.errors import UnsupportedModelError
+from speculate.protocols import MTPHead, SpeculativeModel, StockModel
+
+
+def adapt(
+    stock_model: StockModel,
+    *,
+    head: MTPHead | None = None,
+    eos_token_ids: Iterable[int] = (),
+    vocabulary: Mapping[str, int] | None = None,
+) -> SpeculativeModel:
+    """Wrap a model of mlx-lm, which stays as it is.
+
+    Args:
+        stock_model: The model. One that is adapted already is adapted anew, and what is
+            not given here stays as it was.
+        head: A multi-token-prediction head, from `load_mtp_head`.
+        eos_token_ids: Ids that end a text: a tokenizer's `eos_token_ids`.
+        vocabulary: Token strings and their ids, a tokenizer's `get_vocab()`, to compare
+            with a draft model's.
+
+    Raises:
+        UnsupportedModelError: No adapter is registered for this architecture.
+    """
+    from speculate.models.adapter import StockAdapter
+    from speculate.models.registry import adapter_for
+
+    stop = frozenset(eos_token_ids)
+    if isinstance(stock_model, StockAdapter):
+        known = stock_model
+        head = known.head if head is None else head
+        stop = stop or known.eos_token_ids
+        vocabulary = known.vocabulary if vocabulary is None else vocabulary
+        stock_model = known.stock
+    factory = adapter_for(stock_model)
+    return factory(stock_model, head=head, eos_token_ids=stop, vocabulary=vocabulary)
+
+
+def stock_of(model: SpeculativeModel | StockModel) -> StockModel:
+    """The model of mlx-lm under an adapter, or `model` itself where it is one.
+
+    Raises:
+        UnsupportedModelError: It is neither.
+    """
+    from mlx.nn import Module
+
+    from speculate.models.adapter import StockAdapter
+
+    if isinstance(model, StockAdapter):
+        return model.stock
+    if isinstance(model, Module):
+        return cast(StockModel, model)
+    raise UnsupportedModelError(
+        f"{type(model).__qualname__} is no model of mlx-lm, and no adapter that tells which "
+        "one it drives"
+    )

@@ -1,0 +1,125 @@
+"""Where a checkpoint lies, and what is wrong with it, told before anything is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from speculate.errors import CheckpointError, SpeculateError, UnsupportedModelError
+
+REPOSITORY: Final = re.compile(r"[\w][\w.-]*/[\w.-]+")
+"""What a hub repository's name looks like."""
+
+REASON_LIMIT: Final = 300
+"""Most characters that are quoted of another library's error."""
+
+
+def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
+    """A path that exists: the given one, or that of a downloaded hub repository.
+
+    Raises:
+        CheckpointError: There is neither.
+    """
+    path = Path(path_or_repo).expanduser()
+    try:
+        if path.exists():
+            return path
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if isinstance(path_or_repo, Path) or not REPOSITORY.fullmatch(path_or_repo):
+        raise CheckpointError(
+            f"{path}: there is no such folder. Give a model's folder, or a hub repository as "
+            "owner/name"
+        )
+    return _download(path_or_repo, revision)
+
+
+def check_folder(folder: Path, overrides: Mapping[str, object] | None) -> None:
+    """Refuse a folder that mlx-lm could not load, and say why. Reads `config.json` only.
+
+    Args:
+        folder: Where the model lies.
+        overrides: Entries that replace those of `config.json`.
+
+    Raises:
+        CheckpointError: It is no folder, or something is missing in it or broken.
+        UnsupportedModelError: mlx-lm has no such model.
+    """
+    from speculate.checkpoints.folder import read_json
+
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: is a file. Give the folder that holds config.json")
+    if not (folder / "config.json").exists():
+        raise CheckpointError(
+            f"{folder}: has no config.json. Give the folder of a model, as downloaded from a "
+            "hub or written by mlx_lm.convert"
+        )
+    config = {**read_json(folder / "config.json"), **(overrides or {})}
+    _check_type(folder, config)
+    if not any(folder.glob("model*.safetensors")):
+        raise CheckpointError(
+            f"{folder}: has no weights, which mlx-lm expects in model*.safetensors. Download "
+            "the folder whole, or convert what is there with mlx_lm.convert"
+        )
+
+
+@contextmanager
+def explained(folder: Path, what: str) -> Iterator[None]:
+    """Turn whatever another library raises over a folder into an error that names it.
+
+    Raises:
+        CheckpointError: The body raised something that is no error of this package.
+    """
+    try:
+        yield
+    except SpeculateError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{folder}: {what}: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """An error in a line: its kind and its text, cut where that is long."""
+    text = " ".join(str(error).split())
+    if len(text) > REASON_LIMIT:
+        text = text[:REASON_LIMIT] + " ..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _check_type(folder: Path, config: Mapping[str, object]) -> None:
+    from mlx_lm.utils import _get_classes
+
+    from speculate.models.registry import supported
+
+    name = config.get("model_type")
+    if not isinstance(name, str):
+        raise CheckpointError(f"{folder}/config.json: names no model_type, so it is no model's")
+    if config.get("model_file") is not None:
+        return  # The folder brings code of its own.
+    try:
+        _get_classes(dict(config))
+    except (ValueError, AttributeError) as error:
+        if name.endswith("_mtp"):
+            remedy = "It is a head alone: load its trunk, and pass this as head="
+        else:
+            remedy = f"Supported: {', '.join(supported())}"
+        raise UnsupportedModelError(
+            f"{folder}: mlx-lm has no model type {name!r}. {remedy}"
+        ) from error
+
+
+def _download(repository: str, revision: str | None) -> Path:
+    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download
+
+    # mlx-lm's own patterns leave heads out that lie in a file of their own.
+    patterns = [*DEFAULT_ALLOW_PATTERNS, "*mtp*.safetensors"]
+    try:
+        return Path(_download(repository, revision=revision, allow_patterns=patterns))
+    except Exception as error:
+        raise CheckpointError(
+            f"{repository}: there is no such folder, and it could not be downloaded from the "
+            f"hub: {one_line(error)}"
+        ) from error

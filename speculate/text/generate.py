@@ -1,0 +1,178 @@
+"""Text in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, TypedDict, cast
+
+import mlx.core as mx
+from typing_extensions import Unpack
+
+from speculate.decoding.decoder import Decoder
+from speculate.decoding.token import Token
+from speculate.errors import OptionError
+from speculate.protocols import Observer, SpeculativeModel, Strategy
+from speculate.sampling.options import Sampling
+from speculate.text.prompt import Prompt, encode
+from speculate.text.stops import StopStrings
+from speculate.text.writer import Meter, Writer
+
+if TYPE_CHECKING:
+    from mlx.nn.layers.base import Module
+    from mlx_lm.generate import GenerationResponse
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+    from transformers import PreTrainedTokenizerBase
+
+
+class DecoderOptions(TypedDict, total=False):
+    """Options that go on to `Decoder`, where they are explained."""
+
+    logits_processors: Sequence[Callable[[mx.array, mx.array], mx.array]]
+    kv_bits: int | None
+    kv_group_size: int
+    quantized_kv_start: int
+    max_kv_size: int | None
+    prefill_step_size: int
+    prompt_progress_callback: Callable[[int, int], None] | None
+    observer: Observer | None
+    stream: mx.Stream | mx.ThreadLocalStream | None
+
+
+def stream_generate(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
+    prompt: Prompt,
+    *,
+    strategy: Strategy | None = None,
+    sampling: Sampling | None = None,
+    max_tokens: int = 256,
+    stop: str | Sequence[str] = (),
+    chat_template: bool = False,
+    prompt_cache: list[object] | None = None,
+    **options: Unpack[DecoderOptions],
+) -> Generator[GenerationResponse, None, None]:
+    """Generate text token by token, as mlx-lm's function of this name does.
+
+    Args:
+        model: The target, from `speculate.load` or `speculate.adapt`.
+        tokenizer: Its tokenizer. Its end-of-text ids end the text, besides the model's own.
+        prompt: Text, or ids. On a later turn over the same cache only the new ones.
+        strategy: Who drafts, and how much; see `Decoder`.
+        sampling: How tokens are chosen; greedy by default.
+        max_tokens: Tokens to generate; -1 for no limit.
+        stop: Strings that end the text. The text is cut in front of the first one, wherever
+            its tokens break. The cache then holds everything up to the token that completed
+            the string.
+        chat_template: Put a prompt of text into the tokenizer's chat template.
+        prompt_cache: A list of caches, on loan while the generator runs; see
+            `Decoder.generate`. With the last response it is given back.
+        **options: See `Decoder`. Runs on mlx-lm's generation stream by default.
+
+    Returns:
+        A response a token, as in mlx-lm: `text` may be empty, and does not hold the
+        end-of-text token; the last response has a `finish_reason`, "stop" or "length".
+        `from_draft` says that the token is an accepted draft.
+
+    Raises:
+        OptionError: An option cannot be used, `max_tokens=0` among them.
+        PromptError: The prompt is empty, or has ids that the model has not.
+    """
+    from mlx_lm.generate import generation_stream
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+    if max_tokens == 0:
+        raise OptionError("max_tokens must not be 0 (-1 for no limit)")
+    if not isinstance(tokenizer, TokenizerWrapper):
+        tokenizer = TokenizerWrapper(tokenizer)
+    stops = StopStrings(stop)
+    ids = encode(tokenizer, prompt, chat_template=chat_template)
+    stream = options["stream"] = options.get("stream") or generation_stream
+    decoder = Decoder(model, strategy, sampling, **options)
+    tokens = decoder.generate(ids, max_tokens, prompt_cache, tokenizer.eos_token_ids)
+    return _responses(model, tokens, Writer(tokenizer, stops), len(ids), stream)
+
+
+def generate(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
+    prompt: Prompt,
+    *,
+    strategy: Strategy | None = None,
+    sampling: Sampling | None = None,
+    max_tokens: int = 256,
+    stop: str | Sequence[str] = (),
+    chat_template: bool = False,
+    prompt_cache: list[object] | None = None,
+    verbose: bool = False,
+    **options: Unpack[DecoderOptions],
+) -> str:
+    """Generate a text, as mlx-lm's function of this name does.
+
+    Args:
+        model: See `stream_generate` for this and all that is not explained here.
+        tokenizer: The model's.
+        prompt: Text, or ids.
+        strategy: Who drafts, and how much.
+        sampling: How tokens are chosen.
+        max_tokens: Tokens to generate; -1 for no limit.
+        stop: Strings that end the text.
+        chat_template: Put a prompt of text into the tokenizer's chat template.
+        prompt_cache: A list of caches.
+        verbose: Print the text as it comes, and mlx-lm's three lines of figures.
+        **options: See `Decoder`.
+    """
+    responses = stream_generate(
+        model,
+        tokenizer,
+        prompt,
+        strategy=strategy,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        stop=stop,
+        chat_template=chat_template,
+        prompt_cache=prompt_cache,
+        **options,
+    )
+    return "".join(_shown(responses) if verbose else (r.text for r in responses))
+
+
+def _responses(
+    model: SpeculativeModel,
+    tokens: Generator[Token, None, None],
+    writer: Writer,
+    prompt_tokens: int,
+    stream: mx.Stream | mx.ThreadLocalStream,
+) -> Generator[GenerationResponse, None, None]:
+    from mlx_lm.generate import wired_limit
+
+    from speculate.models.adapter import StockAdapter
+
+    module = cast("Module", model.stock if isinstance(model, StockAdapter) else model)
+    with wired_limit(module, [cast(mx.Stream, stream)]), closing(tokens):
+        meter = Meter(prompt_tokens)
+        for token in tokens:
+            with mx.stream(stream):
+                # As in mlx-lm they can be read in any thread.
+                logprobs = token.logprobs
+                mx.async_eval(logprobs)
+            text, reason = writer.write(token)
+            response = meter.response(token, logprobs, text, reason)
+            if reason is not None:
+                tokens.close()
+            yield response
+            if reason is not None:
+                break
+
+
+def _shown(responses: Generator[GenerationResponse, None, None]) -> Generator[str, None, None]:
+    print("=" * 10)
+    for response in responses:
+        print(response.text, end="", flush=True)
+        yield response.text
+    print()
+    print("=" * 10)
+    print(f"Prompt: {response.prompt_tokens} tokens, {response.prompt_tps:.3f} tokens-per-sec")
+    rate = f"{response.generation_tps:.3f} tokens-per-sec"
+    print(f"Generation: {response.generation_tokens} tokens, {rate}")
+    print(f"Peak memory: {response.peak_memory:.3f} GB")

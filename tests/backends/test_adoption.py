@@ -1,0 +1,253 @@
+"""From mlx-lm's caches to ours and back: the same objects, the same types, the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import (
+    ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+from speculate import speculation
+from speculate.backends.adoption import adopt
+from speculate.backends.group import group_of
+from speculate.errors import CannotRewindError
+from speculate.protocols import Rollbackable
+from tests import tiny
+from tests.backends.checks import check_hand_back, take_back
+from tests.backends.driving import (
+    ALL,
+    CUT_ANYWHERE,
+    assert_close,
+    assert_equal,
+    assert_same,
+    batch,
+    cold,
+    feed,
+    holding,
+    ids,
+    model,
+    speculate_all,
+    stock,
+)
+
+
+def stepped(caches: list[object], family: str, tokens: Sequence[int]) -> list[object]:
+    """Stock caches that the stock model was fed token by token."""
+    for token in tokens:
+        mx.eval(stock(family)(batch([token]), cache=caches))
+    return caches
+
+
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 20])
+def test_a_round_trip_gives_the_same_objects_with_the_same_content(
+    family: str, length: int
+) -> None:
+    originals = stepped(make_prompt_cache(stock(family)), family, ids(length))
+    before = holding(originals)
+    adopted = model(family).adopt(originals)
+    assert_same(holding(adopted), before, "adopted")
+    assert all(isinstance(layer, Rollbackable) for layer in adopted)
+    assert all(getattr(layer, "offset", 0) == 0 for layer in originals), "two owners"
+    back = [layer.hand_back() for layer in adopted]
+    assert all(one is other for one, other in zip(back, originals, strict=True))
+    assert_same(holding(back), before, "handed back")
+    assert not any(layer.arrays() for layer in adopted), "two owners"
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_the_stock_model_goes_on_where_ours_stopped(family: str) -> None:
+    """Over the wrap, and back and forth."""
+    text = ids(40)
+    caches = make_prompt_cache(stock(family))
+    plain = stepped(make_prompt_cache(stock(family)), family, text)
+    for start in range(0, 40, 8):
+        stepped(caches, family, text[start : start + 3])
+        adopted = model(family).adopt(caches)
+        with speculation(adopted) as window:
+            feed(model(family), adopted, [*text[start + 3 : start + 6], 1, 2])
+            window.keep(3)
+            feed(model(family), adopted, text[start + 6 : start + 8])
+            window.keep(2)
+        caches = [layer.hand_back() for layer in adopted]
+    kinds = [type(layer) for layer in make_prompt_cache(stock(family))]
+    assert [type(layer) for layer in caches] == kinds
+    found, expected = (stock(family)(batch([5]), cache=c)[0] for c in (caches, plain))
+    (assert_close if family == "gpt_oss" else assert_equal)(found, expected, "next logits")
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_fresh_caches_are_handed_back_as_new_stock_ones(family: str) -> None:
+    check_hand_back(model(family), 12, 3)
+    back = [layer.hand_back() for layer in cold(model(family), ids(9))[1]]
+    assert [type(layer) for layer in back] == [type(c) for c in make_prompt_cache(stock(family))]
+    expected = cold(model(family), [*ids(9), 5])[0][-1:]
+    found = stock(family)(batch([5]), cache=back)[0]
+    (assert_close if family == "gpt_oss" else assert_equal)(found, expected, "next logits")
+
+
+@pytest.mark.parametrize("family", CUT_ANYWHERE)
+def test_hand_back_after_trimming(family: str) -> None:
+    for length in (5, 12, 200):
+        adopted = cold(model(family), ids(length))[1]
+        speculate_all(adopted)
+        feed(model(family), adopted, ids(6, seed=3))
+        take_back(adopted, 4)
+        fresh = cold(model(family), [*ids(length), *ids(6, seed=3)[:2]])[1]
+        back = [layer.hand_back() for layer in adopted]
+        assert_same(holding(back), holding(fresh), f"{length} tokens")
+
+
+# Windows, in every state that mlx-lm leaves them in.
+
+
+RING = [
+    ("unwrapped, in one chunk", lambda c, f: stepped_in(c, f, [5])),
+    ("longer than the window, in one chunk", lambda c, f: stepped_in(c, f, [20])),
+    ("in chunks", lambda c, f: stepped_in(c, f, [5, 7, 6])),
+    ("wrapped once", lambda c, f: stepped_in(c, f, [1] * 11)),
+    ("exactly full", lambda c, f: stepped_in(c, f, [1] * 8)),
+    ("exactly full again", lambda c, f: stepped_in(c, f, [1] * 16)),
+    ("a chunk, then steps", lambda c, f: stepped_in(c, f, [12, 1, 1, 1])),
+    ("steps, then a chunk", lambda c, f: stepped_in(c, f, [*[1] * 11, 4])),
+]
+
+
+def stepped_in(caches: list[object], family: str, widths: list[int]) -> int:
+    text, start = ids(40), 0
+    for width in widths:
+        mx.eval(stock(family)(batch(text[start : start + width]), cache=caches))
+        start += width
+    return start
+
+
+@pytest.mark.parametrize(("state", "fill"), RING, ids=[name for name, _ in RING])
+@pytest.mark.parametrize("keep", [None, 0, 4], ids=["gpt_oss", "no sinks", "sinks"])
+def test_windows_in_every_state(
+    state: str, fill: Callable[[list[object], str], int], keep: int | None
+) -> None:
+    family = "gpt_oss" if keep is None else "qwen3"
+
+    def empty() -> list[object]:
+        if keep is None:
+            return make_prompt_cache(stock(family))
+        return [RotatingKVCache(max_size=tiny.WINDOW, keep=keep) for _ in stock(family).layers]
+
+    caches, plain = empty(), empty()
+    length = fill(caches, family)
+    fill(plain, family)
+    adopted = model(family).adopt(caches)
+    assert [layer.length() for layer in adopted] == [length] * len(adopted)
+    assert_same(holding(adopted), holding(plain), state)
+    back = [layer.hand_back() for layer in adopted]
+    assert_same(holding(back), holding(plain), f"{state}, handed back")
+    assert all(one is other for one, other in zip(back, caches, strict=True))
+    adopted = model(family).adopt(back)
+    for token in ids(12, seed=6):
+        expected = stock(family)(batch([token]), cache=plain)[0]
+        assert_close(feed(model(family), adopted, [token]), expected, state)
+    back = [layer.hand_back() for layer in adopted]
+    assert_same_rows_closely(back, plain)
+    for token in ids(12, seed=7):
+        found, expected = (stock(family)(batch([token]), cache=c)[0] for c in (back, plain))
+        assert_close(found, expected, f"{state}, stock again")
+
+
+def assert_same_rows_closely(caches: list[object], plain: list[object]) -> None:
+    """Their rows were computed from rings, whose order costs a rounding."""
+    one, other = holding(caches), holding(plain)
+    assert one.lengths == other.lengths
+    for left, right in zip(one.entries, other.entries, strict=True):
+        for a, b in zip(left, right, strict=True):
+            assert a is not None
+            assert b is not None
+            assert a.shape == b.shape
+            assert_close(a, b, "rows")
+
+
+# What cannot be adopted.
+
+
+class OddCache(KVCache):  # type: ignore[misc]
+    """A cache of somebody's own, derived from one that we know."""
+
+
+def filled(cache: KVCache, sequences: int) -> KVCache:
+    cache.update_and_fetch(mx.ones((sequences, 2, 3, 8)), mx.ones((sequences, 2, 3, 8)))
+    return cache
+
+
+def padded() -> ArraysCache:
+    return ArraysCache(2, left_padding=[1, 0])
+
+
+def state_of_two() -> ArraysCache:
+    cache = ArraysCache(2)
+    cache[0] = mx.ones((2, 3, 8))
+    return cache
+
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (OddCache, "OddCache"),
+    (lambda: ChunkedKVCache(16), "ChunkedKVCache"),
+    (ConcatenateKVCache, "ConcatenateKVCache"),
+    (lambda: BatchKVCache([0, 1]), "BatchKVCache"),
+    (lambda: BatchRotatingKVCache(8, [0, 1]), "BatchRotatingKVCache"),
+    (object, "object"),
+    (lambda: filled(KVCache(), 2), "one sequence"),
+    (lambda: filled(RotatingKVCache(8), 2), "one sequence"),
+    (padded, "one sequence"),
+    (state_of_two, "one sequence"),
+    (lambda: CacheList(KVCache(), ChunkedKVCache(16)), "ChunkedKVCache"),
+    (lambda: CacheList(KVCache(), filled(KVCache(), 2)), "one sequence"),
+]
+
+
+@pytest.mark.parametrize(("build", "named"), REFUSED)
+def test_what_cannot_go_back_is_refused_by_name_and_nothing_moves(
+    build: Callable[[], object], named: str
+) -> None:
+    good = filled(KVCache(), 1)
+    state = ArraysCache(1)
+    state[0] = mx.ones((1, 3))
+    with pytest.raises(CannotRewindError, match=rf"layer 2: .*{named}"):
+        adopt([good, state, build()])
+    assert good.offset == 3
+    assert good.keys is not None
+    assert state[0] is not None
+
+
+def test_batched_quantised_rows_are_refused() -> None:
+    cache = QuantizedKVCache(group_size=32, bits=8)
+    cache.update_and_fetch(mx.ones((2, 2, 3, 32)), mx.ones((2, 2, 3, 32)))
+    with pytest.raises(CannotRewindError, match="layer 0: .*one sequence"):
+        adopt([cache])
+
+
+def test_adopting_what_is_rewindable_already_changes_nothing() -> None:
+    caches = cold(model("qwen3_5"), ids(9))[1]
+    group = group_of(caches)
+    again = model("qwen3_5").adopt(caches)
+    assert all(one is other for one, other in zip(again, caches, strict=True))
+    assert group_of(again) is group
+
+
+def test_a_list_keeps_its_members_objects() -> None:
+    members = (ArraysCache(2), KVCache())
+    originals = CacheList(*members)
+    (adopted,) = adopt([originals])
+    back = adopted.hand_back()
+    assert back is originals
+    assert all(one is other for one, other in zip(originals.caches, members, strict=True))

@@ -1,0 +1,114 @@
+"""A run in which any part can be told to fail at any of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Literal, final
+
+import attrs
+import mlx.core as mx
+import pytest
+
+from speculate.decoding.decoder import Decoder
+from speculate.proposers.draft_model import DraftModel
+from speculate.proposers.mtp_chain import MTPChain
+from speculate.protocols import Proposer, Rollbackable, Round, SpeculativeModel
+from speculate.sampling import greedy
+from speculate.testing.fakes import ScheduledStrategy
+from tests.decoding import kit
+from tests.decoding.heads import with_knowing_head
+from tests.decoding.watched import (
+    GuidedModel,
+    Ticker,
+    WatchedModel,
+    WatchedProposer,
+    WatchedStrategy,
+)
+
+Kind = Literal["draft", "head"]
+
+COUNT: Final = 12
+DEPTHS: Final = (3, 0, 2, 0, 0, 1, 4)
+WRONG: Final = frozenset({8, 12, 15})
+"""Positions of the text at which every draft is wrong: rounds accept 2, 1, ... of what they try."""
+
+TARGET: Final = ("target", "target done")
+OTHERS: Final = ("propose", "plan", "observe", "commit", "settle")
+PLACES: Final = (
+    *TARGET,
+    *OTHERS,
+    *(f"{place} done" for place in OTHERS),
+    "observer",
+    "progress",
+    "most likely",
+)
+OWN: Final = {"draft": ("draft", "draft done"), "head": ("head", "head done")}
+
+
+@final
+@attrs.frozen(eq=False)
+class Failing:
+    """A decoder whose parts all report to one ticker.
+
+    Attributes:
+        decoder: It.
+        draft_cache: What was handed to the draft model; empty where a head drafts.
+    """
+
+    decoder: Decoder
+    draft_cache: list[Rollbackable]
+
+
+def build(name: str, kind: Kind, draft: str, ticker: Ticker, patch: pytest.MonkeyPatch) -> Failing:
+    """A target with a draft model of its own cache, or with a head; all are watched."""
+    text = [*kit.PROMPT, *kit.truth(name, kit.PROMPT, COUNT)]
+    draft_cache: list[Rollbackable] = []
+    model: SpeculativeModel
+    inner: Proposer
+    if kind == "draft":
+        small = WatchedModel(kit.get(draft).model, ticker, "draft")
+        draft_cache = small.make_cache()
+        inner = DraftModel(GuidedModel(small, text, WRONG), cache=draft_cache)
+        model = kit.get(name).model
+    else:
+        model = with_knowing_head(name, text, WRONG, ticker)[0].model
+        inner = MTPChain()
+    proposer = WatchedProposer(inner, ticker)
+    strategy = WatchedStrategy(ScheduledStrategy([(proposer, k) for k in DEPTHS]), ticker)
+    _watch_choices(ticker, patch)
+
+    def observe(round: Round) -> None:
+        ticker("observer")
+
+    decoder = Decoder(
+        WatchedModel(model, ticker),
+        strategy,
+        observer=observe,
+        prefill_step_size=3,
+        prompt_progress_callback=lambda done, total: ticker("progress"),
+    )
+    return Failing(decoder, draft_cache)
+
+
+def _watch_choices(ticker: Ticker, patch: pytest.MonkeyPatch) -> None:
+    """Every choice of a token, of the target's or of a draft, goes through one function."""
+    choose: Callable[[mx.array], mx.array] = WATCHED_CHOICE
+
+    def watched(logits: mx.array) -> mx.array:
+        ticker("most likely")
+        return choose(logits)
+
+    patch.setattr(greedy, "most_likely", watched)
+
+
+WATCHED_CHOICE: Final = greedy.most_likely
+
+
+def calls(name: str, kind: Kind, draft: str, patch: pytest.MonkeyPatch) -> Ticker:
+    """How often each place is passed in a run in which nothing fails."""
+    ticker = Ticker()
+    failing = build(name, kind, draft, ticker, patch)
+    tokens = list(failing.decoder.generate(kit.PROMPT, COUNT, kit.stock_caches(name)))
+    kit.check_tokens(name, kit.PROMPT, tokens)
+    assert 0 < failing.decoder.stats.accepted_tokens < failing.decoder.stats.draft_tokens
+    return ticker

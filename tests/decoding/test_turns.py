@@ -1,0 +1,155 @@
+"""Second and third turns on the returned cache, and the cache on disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
+
+from speculate.decoding.decoder import Decoder
+from speculate.proposers.draft_model import DraftModel
+from speculate.strategies.fixed import Fixed
+from speculate.testing.fakes import ScriptedProposer
+from tests import tiny
+from tests.decoding import kit
+from tests.decoding.watched import WatchedProposer
+
+ROOT: Final = Path(__file__).parents[2]
+NAMES: Final = (*kit.PROMISED, "lfm2")
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["same decoder", "fresh decoder"])
+@pytest.mark.parametrize("case", kit.sampled(product(NAMES, (None, 0, "each"), (1, 4, 5, 9)), 9))
+def test_three_turns_equal_cold_runs(case: tuple[str, object, int], fresh: bool) -> None:
+    name, wrong, count = case
+    caches = kit.stock_caches(name)
+    text: list[int] = []
+    # What a fresh decoder's proposer cannot know it gets wrong; that is all.
+    script = list(kit.PROMPT)
+    for turn in (kit.PROMPT, kit.SECOND, kit.THIRD):
+        script = [*text, *turn, *kit.truth(name, [*text, *turn], count)]
+        proposer = ScriptedProposer(script, kit.always(wrong), vocab_size=tiny.VOCAB)
+        if fresh or not text:
+            decoder = Decoder(kit.get(name).model, Fixed(proposer, 4))
+        tokens = list(decoder.generate(turn, count, caches))
+        text += turn
+        kit.check_tokens(name, text, tokens)
+        text += kit.ids_of(tokens)
+        kit.check_holds(name, caches, text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_decoder_goes_on_with_its_proposers_where_they_are(name: str) -> None:
+    watched = WatchedProposer(DraftModel(kit.get(name).model))
+    decoder = Decoder(kit.get(name).model, Fixed(watched, 3))
+    caches = kit.stock_caches(name)
+    first = list(decoder.generate(kit.PROMPT, 6, caches))
+    list(decoder.generate(kit.SECOND, 6, caches))
+    assert watched.begins == [0]
+    length = len(kit.PROMPT) + 6 + len(kit.SECOND) + 6
+    assert watched.position() == length
+    # The model drafts for itself: had it missed something, it would be wrong.
+    assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 0
+    # Another list is another text, and so is the same list with something else in it.
+    again = list(decoder.generate(kit.PROMPT, 6))
+    assert kit.ids_of(again) == kit.ids_of(first)
+    assert watched.begins == [0, 0]
+
+
+def test_a_list_that_was_changed_between_turns_restarts_the_proposers() -> None:
+    name = "qwen3_5"
+    watched = WatchedProposer(DraftModel(kit.get(name).model))
+    decoder = Decoder(kit.get(name).model, Fixed(watched, 3))
+    caches = kit.stock_caches(name)
+    first = kit.ids_of(decoder.generate(kit.PROMPT, 6, caches))
+    kit.feed(name, caches, [7, 8])
+    tokens = list(decoder.generate(kit.SECOND, 6, caches))
+    kit.check_tokens(name, [*kit.PROMPT, *first, 7, 8, *kit.SECOND], tokens)
+    assert watched.begins == [0, 14]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_continuations_of_one_prefix_are_each_as_cold(name: str, tmp_path: Path) -> None:
+    caches = kit.stock_caches(name)
+    proposer = DraftModel(kit.get(name).model)
+    decoder = Decoder(kit.get(name).model, Fixed(proposer, 3))
+    first = kit.ids_of(decoder.generate(kit.PROMPT, 5, caches))
+    path = str(tmp_path / "prefix.safetensors")
+    save_prompt_cache(path, caches)
+    for turn in (kit.SECOND, kit.THIRD, kit.SECOND):
+        branch = load_prompt_cache(path)
+        tokens = list(decoder.generate(turn, 6, branch))
+        text = [*kit.PROMPT, *first, *turn]
+        kit.check_tokens(name, text, tokens)
+        kit.check_holds(name, branch, [*text, *kit.ids_of(tokens)])
+
+
+READ_BY_MLX_LM_ALONE: Final = """
+import sys
+import mlx.core as mx
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import load_prompt_cache
+from tests import tiny
+
+folder, *names = sys.argv[1:]
+for name in names:
+    model = {**tiny.FAMILIES, **tiny.MORE}[name]()
+    cache = load_prompt_cache(f"{folder}/{name}.safetensors")
+    steps = generate_step(mx.array([33, 2, 18]), model, max_tokens=5, prompt_cache=cache)
+    print(name, *[int(token) for token, _ in steps])
+assert not any(module.startswith("speculate") for module in sys.modules)
+"""
+
+
+def test_a_process_with_mlx_lm_alone_goes_on_from_a_saved_cache(tmp_path: Path) -> None:
+    expected = {}
+    for name in NAMES:
+        caches = kit.stock_caches(name)
+        proposer = kit.scripted(name, kit.PROMPT, 13, kit.always("each"))
+        decoder = Decoder(kit.get(name).model, Fixed(proposer, 4))
+        running = decoder.generate(kit.PROMPT, 20, caches)
+        # Some are saved in the middle of a run, and some at its end.
+        tokens = [next(running).id for _ in range(13)]
+        decoder.settle() if name in {"qwen3_5", "gpt_oss"} else running.close()
+        save_prompt_cache(str(tmp_path / f"{name}.safetensors"), caches)
+        expected[name] = kit.truth(name, [*kit.PROMPT, *tokens, *kit.SECOND], 5)
+        running.close()
+    found = subprocess.run(
+        [sys.executable, "-c", READ_BY_MLX_LM_ALONE, str(tmp_path), *NAMES],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    ).stdout.splitlines()
+    assert {line.split()[0]: [int(x) for x in line.split()[1:]] for line in found} == expected
+
+
+@pytest.mark.parametrize("name", ["dense", "gpt_oss", "qwen3_5"])
+def test_a_cache_loaded_from_disk_can_be_handed_in(name: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "cache.safetensors")
+    caches = kit.stock_caches(name)
+    kit.feed(name, caches, kit.PROMPT)
+    save_prompt_cache(path, caches)
+    loaded = load_prompt_cache(path)
+    proposer = DraftModel(kit.get("small_dense").model)
+    tokens = kit.decode(name, Fixed(proposer, 3), kit.SECOND, 9, loaded)
+    kit.check_tokens(name, [*kit.PROMPT, *kit.SECOND], tokens)
+    kit.check_holds(name, loaded, [*kit.PROMPT, *kit.SECOND, *kit.ids_of(tokens)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_returned_cache_predicts_as_a_cold_one(name: str) -> None:
+    caches = kit.stock_caches(name)
+    proposer = kit.scripted(name, kit.PROMPT, 21, kit.always("each"))
+    tokens = kit.decode(name, Fixed(proposer, 4), count=21, caches=caches)
+    text = (*kit.PROMPT, *kit.ids_of(tokens), *kit.SECOND)
+    found = kit.feed(name, caches, kit.SECOND)
+    wanted = kit.cold(name, text)[0][-len(kit.SECOND) :]
+    apart = mx.abs(found - wanted).max().item()
+    assert apart == 0.0

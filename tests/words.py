@@ -27,8 +27,8 @@ def vocabulary() -> dict[str, int]:
     """Strings of the tiny vocabulary, as byte-level tokens, and their ids."""
     euro = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("€")[0][0]
     words = [*LETTERS, *LETTERS.upper(), "st", "op", "xyz", "END", "\u0120", "\u010a", *euro, "!"]
-    words += [EOS]
-    assert len(words) == tiny.VOCAB, len(words)
+    words += ["?", EOS]
+    assert len(words) == tiny.VOCAB
     return {word: id_ for id_, word in enumerate(words)}
 
 
@@ -39,7 +39,7 @@ def fast_tokenizer(shift: int = 0) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False
     )
 

@@ -33,6 +33,7 @@ class CacheGroup:
         self._base: list[int] | None = None
         self._log: list[mx.array] = []
         self._owed: mx.array | None = None
+        self._open = False
 
     def members(self) -> list[Rollbackable]:
         """The caches, first layer to last."""
@@ -68,7 +69,7 @@ class CacheGroup:
 
     @contextmanager
     def block(self, tokens: mx.array, /) -> Iterator[mx.array]:
-        """Feed a block, all or nothing.
+        """Feed a block, all or nothing. Inside another one of this group it does nothing.
 
         Args:
             tokens: `(1, T)` ids.
@@ -77,16 +78,22 @@ class CacheGroup:
             What to feed: `tokens`, behind the owed ones. If the body raises, what some of
             the layers consumed already is taken back.
         """
+        if self._open:
+            yield tokens
+            return
         writers = [writer for ref in self._writers if (writer := ref()) is not None]
         for writer in writers:
             writer.open_block()
         owed = self.owed()
         fed = tokens if owed is None else mx.concatenate([owed, tokens], axis=1)
+        self._open = True
         try:
             yield fed
         except BaseException:
             self._abandon(writers)
             raise
+        finally:
+            self._open = False
         for writer in writers:
             writer.close_block(fed.shape[1])
         if self._base is None:

@@ -95,6 +95,7 @@ class Decoder:
         self._stats = Stats()
         self._texts = KnownText()
         self._session: Session | None = None
+        self._pending: int | None = None
         self._running = False
         check_names(strategy)
         for proposer in strategy.proposers:
@@ -111,7 +112,7 @@ class Decoder:
 
         Not `None` after a run only if the target's own forward failed.
         """
-        return None if self._session is None else self._session.pending
+        return self._pending if self._session is None else self._session.pending
 
     def generate(
         self,
@@ -173,7 +174,7 @@ class Decoder:
     ) -> Generator[Token, None, None]:
         self._refuse_if_busy()
         self._running = True
-        self._session = None
+        self._pending = None
         try:
             setup = self._begin_text(len(prompt))
             with mx.stream(self._stream):
@@ -206,6 +207,9 @@ class Decoder:
             if not quiet:
                 raise
         finally:
+            self._pending = self.pending
+            # Nothing of the text stays with the decoder: its caches may be gigabytes.
+            self._session = None
             self._running = False
 
     def _refuse_if_busy(self) -> None:

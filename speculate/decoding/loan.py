@@ -6,7 +6,7 @@ from typing import NoReturn, final
 
 import mlx.core as mx
 
-from speculate.errors import CacheOnLoanError
+from speculate.errors import CacheOnLoanError, OptionError
 from speculate.protocols import Rollbackable, SpeculativeModel
 
 
@@ -43,6 +43,12 @@ class Loan:
     def __init__(self, model: SpeculativeModel, caches: list[object]) -> None:
         if any(isinstance(cache, OnLoan) for cache in caches):
             raise CacheOnLoanError("this prompt cache is in use by another running generator")
+        layers = len(model.make_cache())
+        if len(caches) != layers:
+            raise OptionError(
+                f"the prompt cache has {len(caches)} layers and the model {layers}: it is another "
+                "model's, or two models' in one list"
+            )
         self.list = caches
         self.originals = list(caches)
         self._adopted = model.adopt(caches)

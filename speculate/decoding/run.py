@@ -58,6 +58,7 @@ class Run:
         self._accepted = 0  # how many of its tokens are drafts
         self._ahead: Block | None = None  # launched before the block before it was read
         self._kept: Block | None = None  # the newest block that is text
+        self._unobserved: Block | None = None  # what the strategy has not heard of yet
         self._newest = 0
         self.unfed: int | None = None
         self.committed = 0
@@ -82,7 +83,8 @@ class Run:
     def next(self) -> Token:
         """The next token. Synchronises once a block."""
         if not self._ready:
-            self._finish_block()
+            self._keep_block()
+            self._observe()
             self._round()
         elif self._block is None:
             # What a pause left behind: checked already, but taken out of the caches.
@@ -102,7 +104,7 @@ class Run:
 
     def pause(self) -> None:
         """Bring the caches to the emitted text. `resume` goes on from there."""
-        self._finish_block()
+        self._keep_block()
         if self._ahead is not None:
             self._keep(self._ahead, 0)
         elif self._ready:
@@ -112,6 +114,7 @@ class Run:
             self._keep(self._ahead, 0)
         if self._ahead is not None:
             self._target.evaluate(self._ahead)
+        self._target.feed_owed()
         self._stop()
 
     def resume(self, loan: Loan) -> None:
@@ -123,18 +126,26 @@ class Run:
     def end(self) -> None:
         """Bring the caches to the emitted text, from whatever state. Nothing comes after."""
         if not self._active:
+            self._observe()
             return
         try:
             if self._block is not None and (self._given or self._block is not self._kept):
-                self._ready.clear()
-                self._finish_block()
+                self._keep_block()
             else:
                 # A round failed half way, or what was launched ahead was never emitted.
                 self._target.restore()
                 self._ahead = None
+            self._observe()
+        finally:
+            self._feed_rest()
+
+    def _feed_rest(self) -> None:
+        """Bring the caches to the emitted text, of which all but the newest is kept."""
+        try:
             if self._ahead is not None:
                 self._keep(self._ahead, 0)
             self._feed_newest()
+            self._target.feed_owed()
         finally:
             self._stop()
 
@@ -153,7 +164,10 @@ class Run:
     def _round(self) -> None:
         """Make the next block ready to be given out."""
         block, self._ahead = self._ahead, None
-        if block is None:
+        if block is not None:
+            # What it was fed has been emitted meanwhile.
+            self._keep(block, 0)
+        else:
             plan, depth = self._planner.take(self._target.room())
             block = self._draft(plan, depth) if depth else self._target.launch(self._unfed())
         self._given = 0
@@ -169,21 +183,20 @@ class Run:
         ids = block.read()
         self._accepted = len(ids) - 1
         self._ready.extend(tokens_of(block, ids, self._planner.remaining(), self._stop_tokens))
-        self._block = block
+        self._block = self._unobserved = block
 
     def _draft(self, plan: Plan, depth: int) -> Block:
         newest = self._unfed()
         draft = propose(plan, newest, depth, self._setup.sampler.choose)
         return self._target.forward(newest, draft, plan)
 
-    def _finish_block(self) -> None:
+    def _keep_block(self) -> None:
         """Keep of a block what was emitted. The rest is text only once it is emitted, too."""
         block, self._block = self._block, None
         if block is None:
             return
         own = self._given > self._accepted and self._ahead is None
         self._keep(block, min(self._given, self._accepted), self._newest if own else None)
-        self._observe(block)
 
     def _keep(self, block: Block, drafts: int, newest: int | None = None) -> None:
         """Make the block's first token and `drafts` of its drafts text, for good.
@@ -208,15 +221,18 @@ class Run:
         self.committed += 1
         self._setup.tell(commit)
 
-    def _observe(self, block: Block) -> None:
-        emitted = self._given + len(self._ready)
+    def _observe(self) -> None:
+        """Tell what became of a block, once nothing more of it will be emitted."""
+        block, self._unobserved = self._unobserved, None
+        if block is None or not self._given:
+            return
         round = Round(
             index=self._stats.rounds,
             proposer=block.proposer if block.drafted else None,
             planned=block.plan.depth,
             drafted=block.drafted,
-            accepted=min(emitted, self._accepted),
-            emitted=emitted,
+            accepted=min(self._given, self._accepted),
+            emitted=self._given,
             cut=self.finished,
         )
         self._stats.count(round)

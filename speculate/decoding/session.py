@@ -100,6 +100,7 @@ class Session:
     def end(self) -> None:
         """Bring the caches to the emitted text, and hand them back for good."""
         if self._settled_at is not None:
+            self._run.end()
             return
         try:
             self._run.end()

@@ -74,6 +74,13 @@ class Target:
         """Wait for a block. The round's one synchronisation."""
         mx.eval(block.results(), self._arrays())
 
+    def feed_owed(self) -> None:
+        """Feed what is text and was taken out of caches that could not stop inside a block."""
+        owed = self._group.take_owed()
+        if owed is not None:
+            self._setup.model.forward(owed, self._caches)
+            self._group.apply_keep(owed.shape[1], self._group.plan_keep(owed.shape[1]))
+
     def keep(self, block: Block, drafts: int) -> Commit:
         """Make a block's newest token and `drafts` of its drafts text; take the rest back."""
         commit = block.commit(drafts)

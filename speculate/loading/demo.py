@@ -37,7 +37,7 @@ def demo_prompt() -> str:
         CheckpointError: This installation came without it.
     """
     folder = _data() / PROMPTS
-    found = sorted(folder.glob("*.txt")) or sorted(folder.glob("*.py"))
+    found = sorted(folder.glob("code_*.txt"))
     if not found:
         raise CheckpointError(f"{folder}: the bundled prompts are missing; reinstall mlx-speculate")
     return found[0].read_text(encoding="utf-8")

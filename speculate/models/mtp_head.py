@@ -7,7 +7,7 @@ from typing import Literal, final
 
 import mlx.core as mx
 
-from speculate.backends.group import join
+from speculate.backends.group import group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.errors import OptionError
 from speculate.models.mtp_build import HeadWeights, build_module
@@ -73,8 +73,12 @@ class QwenMTPHead:
                 f"{tokens.shape}"
             )
         before = [layer.length() for layer in cache]
+        group = group_of(cache)
         try:
-            return self._pass(hidden, tokens, cache)
+            if group is None:
+                return self._pass(hidden, tokens, cache)
+            with group.block(tokens) as fed:
+                return self._pass(hidden, fed, cache)
         except BaseException:
             _take_back(cache, before)
             raise

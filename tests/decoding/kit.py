@@ -20,6 +20,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.decoding.decoder import Decoder
 from speculate.decoding.token import Token
 from speculate.models.registry import adapter_for
@@ -162,8 +163,12 @@ def same_content(caches: Sequence[object], others: Sequence[object]) -> None:
     for layer, (found, wanted) in enumerate(zip(caches, others, strict=True)):
         assert type(found) in STOCK_TYPES
         assert offset(found) == offset(wanted), f"layer {layer}"
-        pairs = zip(content(found), content(wanted), strict=True)
-        assert all(mx.array_equal(a, b).item() for a, b in pairs), f"layer {layer}"
+        assert equal(content(found), content(wanted)), f"layer {layer}"
+
+
+def equal(some: Sequence[mx.array], others: Sequence[mx.array]) -> bool:
+    pairs = list(zip(some, others, strict=True)) if len(some) == len(others) else []
+    return len(pairs) == len(others) and all(mx.array_equal(a, b).item() for a, b in pairs)
 
 
 def offset(stock: object) -> int | None:
@@ -171,21 +176,27 @@ def offset(stock: object) -> int | None:
     return None if isinstance(stock, ArraysCache) else cast(int, getattr(stock, "offset"))  # noqa: B009
 
 
-def content(stock: object) -> list[mx.array]:
-    """Everything in a cache of mlx-lm that counts, in time order."""
-    if isinstance(stock, ArraysCache):
-        entries = cast("list[mx.array | None]", stock.cache)
-        return [entry for entry in entries if entry is not None]
-    if isinstance(stock, QuantizedKVCache):
-        packed = cast("list[tuple[mx.array, ...] | None]", [stock.keys, stock.values])
+def content(cache: object) -> list[mx.array]:
+    """Everything in a cache, mlx-lm's or ours, that counts: rows in time order, states."""
+    if isinstance(cache, ArraysCache):
+        return present(cache.cache)
+    if isinstance(cache, QuantizedKVCache):
+        packed = cast("list[tuple[mx.array, ...] | None]", [cache.keys, cache.values])
         parts = [part for three in packed if three is not None for part in three]
-        return [part[..., : stock.offset, :] for part in parts]
-    if isinstance(stock, RotatingKVCache):
-        rows = [part for part in (stock.keys, stock.values) if part is not None]
-        return [stock._temporal_order(part)[..., -stock.max_size :, :] for part in rows]
-    assert isinstance(stock, KVCache)
-    rows = [part for part in (stock.keys, stock.values) if part is not None]
-    return [part[..., : stock.offset, :] for part in rows]
+        return [part[..., : cache.offset, :] for part in parts if cache.offset]
+    if isinstance(cache, RewindableRotatingKVCache):
+        rows = [part[..., : cache.rows(), :] for part in present([cache.keys, cache.values])]
+        return [part[..., -cache.max_size :, :] for part in rows if cache.offset]
+    if isinstance(cache, RotatingKVCache):
+        rows = [cache._temporal_order(part) for part in present([cache.keys, cache.values])]
+        return [part[..., -cache.max_size :, :] for part in rows if cache.offset]
+    assert isinstance(cache, KVCache)
+    rows = present([cache.keys, cache.values])
+    return [part[..., : cache.offset, :] for part in rows if cache.offset]
+
+
+def present(arrays: Sequence[object]) -> list[mx.array]:
+    return [array for array in arrays if isinstance(array, mx.array)]
 
 
 # How to run.

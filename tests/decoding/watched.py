@@ -40,16 +40,20 @@ class Ticker:
         place: Where to raise; "" for nowhere.
         at: Which call there, 1 for the first.
         error: What to raise.
+        calls: So far.
+        before: Calls when it raised.
     """
 
     place: str = ""
     at: int = 0
     error: BaseException = attrs.Factory(lambda: Broken("told to"))
     calls: Counter[str] = attrs.Factory(Counter)
+    before: Counter[str] = attrs.Factory(Counter)
 
     def __call__(self, place: str) -> None:
         self.calls[place] += 1
         if place == self.place and self.calls[place] == self.at:
+            self.before = Counter(self.calls)
             raise self.error
 
 

@@ -1,0 +1,1 @@
+"""The `speculate` command. One module a subcommand: `add_arguments(parser)`, `run(args)`."""

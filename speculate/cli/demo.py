@@ -1,0 +1,76 @@
+"""`speculate demo`: one prompt decoded three ways, and the same text each time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from speculate.cli import parsing
+from speculate.cli.figures import Run, decode
+from speculate.cli.models import load_named, strategy_for
+from speculate.loading import demo_prompt
+
+SUMMARY: Final = "Decode a prompt plain, with the MTP head, and with a draft model."
+EXAMPLE: Final = "speculate demo --max-tokens 64 --depth 4"
+
+WAYS: Final = {"off": "nobody: plain decoding", "mtp": "the MTP head", "draft": "the draft model"}
+WARM_UP: Final = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parsing.add_prompt(parser)
+    parsing.add_max_tokens(parser, default=128)
+    parsing.add_depth(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the text and a table; 1 if the texts differ."""
+    prompt = demo_prompt() if args.prompt is None else parsing.read_prompt(args.prompt)
+    model, tokenizer = load_named("hybrid")
+    draft = load_named("draft")[0]
+    runs: dict[str, Run] = {}
+    for proposer in WAYS:
+        for tokens in (WARM_UP, args.max_tokens):
+            strategy = strategy_for(model, proposer, args.depth, draft)
+            runs[proposer] = decode(model, tokenizer, prompt, strategy, max_tokens=tokens)
+    same = all(found.ids == runs["off"].ids for found in runs.values())
+    _show(prompt, runs, same)
+    return 0 if same else 1
+
+
+def _show(prompt: str, runs: Mapping[str, Run], same: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(prompt, markup=False, style="dim", soft_wrap=True, end="")
+    console.print(runs["off"].text, markup=False, soft_wrap=True)
+    console.print()
+    table = Table("who drafts", box=None, pad_edge=False)
+    for title in ("tokens", "target passes", "accepted", "tokens/pass", "tokens/s"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for proposer, found in runs.items():
+        passes = found.stats.rounds
+        table.add_row(
+            WAYS[proposer],
+            str(len(found.ids)),
+            str(passes),
+            found.accepted if found.stats.drafts else "",
+            f"{len(found.ids) / passes:.2f}",
+            f"{found.tokens_per_second:.1f}",
+        )
+    console.print(table)
+    console.print()
+    if same:
+        console.print("The three texts are identical.")
+    else:
+        console.print("The three texts DIFFER: this is a bug, please report it.")
+
+
+if __name__ == "__main__":
+    from speculate.cli.main import main
+
+    sys.exit(main(["demo", *sys.argv[1:]]))

@@ -1,0 +1,89 @@
+"""The parser of the whole command, and what becomes of errors."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Final, cast
+
+from typing_extensions import Protocol
+
+from speculate.cli import demo, generate
+from speculate.cli.parsing import Parser
+from speculate.errors import SpeculateError
+
+DISTRIBUTION: Final = "mlx-speculate"
+BAD_INPUT: Final = 2
+INTERRUPTED: Final = 130
+
+
+class Command(Protocol):
+    """A subcommand's module."""
+
+    @property
+    def SUMMARY(self) -> str:
+        """What it does, in a sentence."""
+
+    @property
+    def EXAMPLE(self) -> str:
+        """A command line that works as it stands."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add its options."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; return the exit status."""
+
+
+COMMANDS: Final[Mapping[str, Command]] = {"generate": generate, "demo": demo}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser, with all subcommands."""
+    parser = Parser(
+        prog="speculate",
+        description="Exact speculative decoding of mlx-lm models.",
+        epilog="Example: speculate generate --max-tokens 64",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    found = f"%(prog)s {version(DISTRIBUTION)}"
+    parser.add_argument("--version", action="version", version=found)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        sub = subparsers.add_parser(
+            name,
+            help=command.SUMMARY,
+            description=command.SUMMARY,
+            epilog=f"Example: {command.EXAMPLE}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status: 2 for input that cannot be used.
+
+    Args:
+        argv: Arguments; those of the process by default.
+    """
+    args = make_parser().parse_args(argv)
+    try:
+        return cast(Callable[[argparse.Namespace], int], args.run)(args)
+    except SpeculateError as error:
+        print(f"speculate: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the text has left. Python would complain once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""mlx-lm's step with a draft model: its signature, its yields, and the promise it breaks."""
+
+from __future__ import annotations
+
+import inspect
+from typing import cast
+
+import mlx.core as mx
+import pytest
+from mlx_lm import generate as stock
+from mlx_lm.models.cache import QuantizedKVCache
+from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_sampler
+
+from speculate.errors import OptionError, PromptError, VocabularyMismatchError
+from speculate.integrations.mlx_lm import mtp_generate_step, speculative_generate_step
+from speculate.loading import adapt
+from tests import tiny
+from tests.decoding import kit
+from tests.integrations.steps import PAIRS, both_caches, check_both, ids
+
+PROMPT = mx.array(kit.PROMPT)
+
+
+def test_the_signature_is_mlx_lms() -> None:
+    ours = inspect.signature(speculative_generate_step).parameters
+    theirs = inspect.signature(stock.speculative_generate_step).parameters
+    described = [[(p.name, p.kind, p.default) for p in s.values()] for s in (ours, theirs)]
+    assert described[0] == described[1]
+
+
+def test_the_head_takes_the_same_options() -> None:
+    ours = inspect.signature(mtp_generate_step).parameters
+    theirs = set(inspect.signature(stock.speculative_generate_step).parameters) - {"draft_model"}
+    assert set(ours) == theirs
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("draft", ["small_dense", "dense"])
+def test_dense_models_give_what_mlx_lm_gives(draft: str, depth: int) -> None:
+    target, drafter = kit.get("dense").module, kit.get(draft).module
+    theirs = list(
+        stock.speculative_generate_step(
+            PROMPT, target, drafter, num_draft_tokens=depth, max_tokens=24
+        )
+    )
+    ours = list(
+        speculative_generate_step(
+            PROMPT, kit.get("dense").stock, kit.get(draft).stock, num_draft_tokens=depth,
+            max_tokens=24,
+        )
+    )  # fmt: skip
+    assert ids(ours) == ids(theirs)
+    # At the end of the budget mlx-lm drafts a token more, which it then emits as one.
+    assert [d for _, _, d in ours][: -depth - 1] == [d for _, _, d in theirs][: -depth - 1]
+    for (_, found, _), (_, wanted, _) in zip(ours, theirs, strict=True):
+        assert found.shape == (tiny.VOCAB,)
+        assert mx.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+@pytest.mark.parametrize("depth", [1, 4])
+def test_every_pair_gives_plain_decodings_tokens(target: str, draft: str, depth: int) -> None:
+    steps = speculative_generate_step(
+        PROMPT,
+        kit.get(target).stock,
+        kit.get(draft).stock,
+        num_draft_tokens=depth,
+        max_tokens=20,
+    )
+    assert ids(steps) == kit.truth(target, kit.PROMPT, 20)
+
+
+def test_adapted_models_do_as_well_and_do_not_end_a_text() -> None:
+    wanted = kit.truth("qwen3_5", kit.PROMPT, 12)
+    target = adapt(kit.get("qwen3_5").stock, eos_token_ids=[wanted[3]])
+    steps = speculative_generate_step(PROMPT, target, kit.get("small_dense").model, max_tokens=12)
+    assert ids(steps) == wanted
+
+
+def test_a_draft_that_knows_the_text_is_reported() -> None:
+    model = kit.get("qwen3_5").stock
+    found = list(speculative_generate_step(PROMPT, model, model, num_draft_tokens=3, max_tokens=9))
+    assert [drafted for _, _, drafted in found] == [True, True, True, False] * 2 + [False]
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+def test_a_list_for_both_ends_at_the_text(target: str, draft: str) -> None:
+    for depth, count in ((0, 3), (1, 1), (2, 5), (3, 4), (5, 6)):
+        caches = both_caches(target, draft)
+        before = list(caches)
+        steps = speculative_generate_step(
+            PROMPT,
+            kit.get(target).stock,
+            kit.get(draft).stock,
+            num_draft_tokens=depth,
+            max_tokens=count,
+            prompt_cache=caches,
+        )
+        text = [*kit.PROMPT, *ids(steps)]
+        assert all(now is then for now, then in zip(caches, before, strict=True))
+        check_both(target, draft, caches, text)
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+def test_a_second_and_a_third_turn_go_on(target: str, draft: str) -> None:
+    caches = both_caches(target, draft)
+    text: list[int] = []
+    for prompt, count in ((kit.PROMPT, 5), (kit.SECOND, 4), (kit.THIRD, 1)):
+        steps = speculative_generate_step(
+            mx.array(prompt),
+            kit.get(target).stock,
+            kit.get(draft).stock,
+            num_draft_tokens=3,
+            max_tokens=count,
+            prompt_cache=caches,
+        )
+        text += prompt
+        found = ids(steps)
+        assert found == kit.truth(target, text, count)
+        text += found
+    check_both(target, draft, caches, text)
+
+
+@pytest.mark.parametrize("filled", [0, 6])
+@pytest.mark.parametrize("target", kit.PROMISED)
+def test_a_list_for_the_target_alone(target: str, filled: int) -> None:
+    before = kit.text_of(filled) if filled else ()
+    caches = kit.stock_caches(target)
+    if before:
+        kit.feed(target, caches, before)
+    draft = kit.get("small_dense").stock
+    steps = speculative_generate_step(
+        PROMPT, kit.get(target).stock, draft, num_draft_tokens=3, max_tokens=7, prompt_cache=caches
+    )
+    found = ids(steps)
+    assert found == kit.truth(target, (*before, *kit.PROMPT), 7)
+    kit.check_holds(target, caches, (*before, *kit.PROMPT, *found))
+
+
+def test_a_half_that_was_behind_stays_behind_and_nothing_is_lost() -> None:
+    before = kit.text_of(9)
+    caches = both_caches("qwen3_5", "small_dense")
+    kit.feed("qwen3_5", caches[:4], before)
+    steps = speculative_generate_step(
+        PROMPT,
+        kit.get("qwen3_5").stock,
+        kit.get("small_dense").stock,
+        max_tokens=7,
+        prompt_cache=caches,
+    )
+    found = ids(steps)
+    assert found == kit.truth("qwen3_5", (*before, *kit.PROMPT), 7)
+    kit.check_holds("qwen3_5", caches[:4], (*before, *kit.PROMPT, *found))
+    kit.check_holds("small_dense", caches[4:], (*kit.PROMPT, *found))
+
+
+def test_a_list_of_another_length_is_refused() -> None:
+    caches = both_caches("dense", "small_dense")[:-2]
+    kept = list(caches)
+    model, draft = kit.get("dense").stock, kit.get("small_dense").stock
+    with pytest.raises(OptionError, match="3 for the target, or these and 1"):
+        list(speculative_generate_step(PROMPT, model, draft, prompt_cache=[*caches, *caches, 0]))
+    with pytest.raises(OptionError, match="2 caches"):
+        list(speculative_generate_step(PROMPT, model, draft, prompt_cache=caches))
+    assert caches == kept
+
+
+@pytest.mark.parametrize("target", ["dense", "gpt_oss"])
+def test_unlimited(target: str) -> None:
+    steps = speculative_generate_step(
+        PROMPT, kit.get(target).stock, kit.get("small_dense").stock, max_tokens=-1
+    )
+    assert [next(steps)[0] for _ in range(5)] == kit.truth(target, kit.PROMPT, 5)
+    steps.close()
+
+
+def test_none_takes_in_the_prompt_only() -> None:
+    caches = both_caches("qwen3_5", "small_dense")
+    model, draft = kit.get("qwen3_5").stock, kit.get("small_dense").stock
+    steps = speculative_generate_step(PROMPT, model, draft, max_tokens=0, prompt_cache=caches)
+    assert list(steps) == []
+    check_both("qwen3_5", "small_dense", caches, kit.PROMPT)
+
+
+def test_a_quantised_cache_as_in_plain_decoding() -> None:
+    wide = kit.get("wide_heads")
+    options: dict[str, int] = {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 10}
+    plain = stock.generate_step(PROMPT, wide.module, max_tokens=16, **options)
+    caches = kit.stock_caches("wide_heads")
+    steps = speculative_generate_step(
+        PROMPT,
+        wide.stock,
+        kit.get("small_dense").stock,
+        max_tokens=16,
+        prompt_cache=caches,
+        **options,
+    )
+    assert ids(steps) == [token for token, _ in plain]
+    assert {type(cache) for cache in caches} == {QuantizedKVCache}
+    assert [cast(QuantizedKVCache, cache).offset for cache in caches] == [22] * len(caches)
+
+
+def test_samplers_come_later() -> None:
+    model = kit.get("dense").stock
+    for greedy in (greedy_sampler, make_sampler(temp=0)):
+        steps = speculative_generate_step(PROMPT, model, model, sampler=greedy, max_tokens=3)
+        assert ids(steps) == kit.truth("dense", kit.PROMPT, 3)
+    with pytest.raises(OptionError, match="not supported yet"):
+        list(speculative_generate_step(PROMPT, model, model, sampler=make_sampler(temp=0.5)))
+    penalty = make_logits_processors(repetition_penalty=1.2)
+    with pytest.raises(OptionError, match="not supported yet"):
+        list(speculative_generate_step(PROMPT, model, model, logits_processors=penalty))
+
+
+def test_what_cannot_be_used_is_refused() -> None:
+    model = kit.get("dense").stock
+    with pytest.raises(OptionError, match="-1"):
+        list(speculative_generate_step(PROMPT, model, model, num_draft_tokens=-1))
+    with pytest.raises(OptionError, match="max_tokens"):
+        list(speculative_generate_step(PROMPT, model, model, max_tokens=-2))
+    with pytest.raises(PromptError, match="empty"):
+        list(speculative_generate_step(mx.array([], dtype=mx.uint32), model, model))
+    with pytest.raises(PromptError, match="64"):
+        list(speculative_generate_step(mx.array([64]), model, model))
+    other = kit.adapted(tiny.dense(vocab_size=96)).stock
+    caches = both_caches("dense", "dense")
+    with pytest.raises(VocabularyMismatchError):
+        list(speculative_generate_step(PROMPT, model, other, prompt_cache=caches))
+    check_both("dense", "dense", caches, ())

@@ -1,0 +1,181 @@
+"""Rules with the mistakes that engines ship. The tests of the right rules must refuse them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, final
+
+import mlx.core as mx
+from typing_extensions import override
+
+from speculate.protocols import Choice, Draft
+from speculate.sampling.greedy import most_likely
+from speculate.sampling.law import Law, log_softmax
+from speculate.sampling.noise import gumbel, key, uniform
+from speculate.sampling.options import Sampling
+from speculate.sampling.rejection import BlockVerification, Rejection, at, draft_laws
+from speculate.sampling.rules import Judgement, Rule, leading
+
+DRAWS: Final = 2
+COINS: Final = 3
+"""Streams of randomness, as in the right rules."""
+
+
+class PlainRejection:
+    """The right rule for one round, in parts that can be got wrong one by one.
+
+    Args:
+        sampling: Options of the text.
+        seed: Of the text.
+    """
+
+    def __init__(self, sampling: Sampling, seed: int) -> None:
+        self._law = Law(sampling, seed)
+
+    def choose(self, logits: mx.array, position: int, /) -> Choice:
+        scores = self._law.scores(logits, [position])
+        token = mx.argmax(scores + self.noise(DRAWS, [position], logits.shape[-1]), axis=-1)
+        return Choice(token, self.draft_law(logits, scores))
+
+    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+        p = mx.softmax(self._law.scores(logits, positions), axis=-1)
+        k = draft.tokens.shape[0]
+        q = draft_laws(draft, p.shape[-1])
+        coins = self.coins(positions[:k], draft.tokens, p.shape[-1])
+        accepted = leading(coins * at(q, draft.tokens) < at(p[:k], draft.tokens))
+        own = self.behind(mx.maximum(p[:k] - q, 0), p[k:], positions)
+        return Judgement(accepted, own)
+
+    def draft_law(self, logits: mx.array, scores: mx.array) -> mx.array:
+        return log_softmax(scores)
+
+    def noise(self, stream: int, positions: Sequence[int], width: int) -> mx.array:
+        return gumbel([key(self._law.seed, stream, place) for place in positions], width)
+
+    def coins(self, positions: Sequence[int], drafts: mx.array, width: int) -> mx.array:
+        return uniform([key(self._law.seed, COINS, place) for place in positions], 1)[:, 0]
+
+    def behind(self, rest: mx.array, bonus: mx.array, positions: Sequence[int]) -> mx.array:
+        """The token after each number of accepted drafts."""
+        weights = mx.concatenate([rest, bonus])
+        noise = self.noise(self.rest_stream(), positions, weights.shape[-1])
+        return mx.argmax(mx.log(weights) + noise, axis=-1)
+
+    def rest_stream(self) -> int:
+        return 4
+
+
+@final
+class CoinFromTheDraft(PlainRejection):
+    """Accepts with the number that the draft was drawn with."""
+
+    @override
+    def coins(self, positions: Sequence[int], drafts: mx.array, width: int) -> mx.array:
+        keys = [key(self._law.seed, DRAWS, place) for place in positions]
+        return at(uniform(keys, width), drafts)
+
+
+@final
+class RestFromTheDraft(PlainRejection):
+    """Draws the token after a rejection with the draft's noise."""
+
+    @override
+    def rest_stream(self) -> int:
+        return DRAWS
+
+
+@final
+class LawBeforeFilters(PlainRejection):
+    """Says that drafts were drawn from the law before its filters."""
+
+    @override
+    def draft_law(self, logits: mx.array, scores: mx.array) -> mx.array:
+        return log_softmax(logits / self._law.options.temperature)
+
+
+@final
+class SoftLawOfGreedyDrafts(PlainRejection):
+    """Drafts the most likely token, and says that it was drawn."""
+
+    @override
+    def noise(self, stream: int, positions: Sequence[int], width: int) -> mx.array:
+        noise = super().noise(stream, positions, width)
+        return mx.zeros_like(noise) if stream == DRAWS else noise
+
+
+@final
+class RestNotRenormalised(PlainRejection):
+    """Draws from what is left of the target's law as if it summed to one."""
+
+    @override
+    def behind(self, rest: mx.array, bonus: mx.array, positions: Sequence[int]) -> mx.array:
+        below = mx.cumsum(mx.concatenate([rest, bonus]), axis=-1)
+        numbers = uniform([key(self._law.seed, 4, place) for place in positions], 1)
+        return mx.minimum((below < numbers).sum(axis=-1), below.shape[-1] - 1)
+
+
+@final
+class RestIsTheTarget(PlainRejection):
+    """Draws from the target's whole law after a rejection."""
+
+    @override
+    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+        judged = super().judge(logits, positions, draft)
+        p = mx.softmax(self._law.scores(logits, positions), axis=-1)
+        k = draft.tokens.shape[0]
+        return Judgement(judged.accepted, self.behind(p[:k], p[k:], positions))
+
+
+@final
+class BonusFromTheWrongRow(PlainRejection):
+    """Draws the token after the last draft from the row before."""
+
+    @override
+    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+        return super().judge(mx.concatenate([logits[:-1], logits[-2:-1]]), positions, draft)
+
+
+@final
+class AcceptIfMostLikely(PlainRejection):
+    """Accepts what the target finds most likely, and emits that otherwise."""
+
+    @override
+    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+        best = most_likely(logits)
+        return Judgement(leading(best[:-1] == draft.tokens), best)
+
+
+@final
+class SameNoiseAtEachPlace(PlainRejection):
+    """Forgets the position when it draws for the target."""
+
+    @override
+    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+        tokens = mx.argmax(
+            self._law.scores(logits, positions)
+            + self.noise(DRAWS, [0 * place for place in positions], logits.shape[-1]),
+            axis=-1,
+        )
+        return Judgement(leading(tokens[:-1] == draft.tokens), tokens)
+
+
+def same_noise_each_round(sampling: Sampling, seed: int) -> Rule:
+    """The right rules, but with no noise of its own for each round."""
+    rule = Rejection if sampling.mode == "rejection" else BlockVerification
+    return _Frozen(rule(Law(sampling, seed)))
+
+
+@final
+class _Frozen:
+    def __init__(self, rule: Rejection | BlockVerification) -> None:
+        self._rule = rule
+
+    def choose(self, logits: mx.array, position: int, /) -> Choice:
+        return self._rule.choose(logits, position)
+
+    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+        judged = self._rule.judge(logits, positions, draft)
+        self._rule._round = 0
+        return judged
+
+

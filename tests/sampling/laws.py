@@ -1,0 +1,250 @@
+"""What should come out, worked out on its own in float64, and how far counts are from it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculate.sampling.options import Sampling
+
+Floats = NDArray[np.float64]
+Outcome = tuple[int, ...]
+"""Tokens that one round, or the beginning of a text, gave."""
+
+FEW: Final = 10.0
+"""Outcomes that are expected less often are counted together."""
+
+CHANCE: Final = 1e-9
+"""A right law is refused less often than this."""
+
+
+# The target's law, as mlx-lm's documentation describes it.
+
+
+def law(logits: Floats, options: Sampling, history: Sequence[int] = ()) -> Floats:
+    """Probabilities of the next token after a text. XTC's coin is averaged over."""
+    logprobs = _log_softmax(_penalised(logits.astype(np.float64), options, history))
+    logprobs = _top_p(logprobs, options.top_p)
+    if options.min_p > 0:
+        least = logprobs.max() + math.log(options.min_p)
+        logprobs = np.where(logprobs >= least, logprobs, -np.inf)
+    cut = _tempered(_xtc(logprobs, options.xtc_threshold), options)
+    chance = options.xtc_probability
+    return (1 - chance) * _tempered(logprobs, options) + chance * cut
+
+
+def _penalised(logits: Floats, options: Sampling, history: Sequence[int]) -> Floats:
+    logits = logits.copy()
+    for id_, bias in (options.logit_bias or {}).items():
+        logits[id_] += bias
+    for id_ in set(history[-options.repetition_context_size :]):
+        factor = options.repetition_penalty or 1.0
+        logits[id_] *= factor if logits[id_] < 0 else 1 / factor
+    for id_ in set(history[-options.presence_context_size :]):
+        logits[id_] -= options.presence_penalty or 0.0
+    for id_ in history[-options.frequency_context_size :]:
+        logits[id_] -= options.frequency_penalty or 0.0
+    return logits
+
+
+def _top_p(logprobs: Floats, p: float) -> Floats:
+    if not 0 < p < 1:
+        return logprobs
+    probs = np.exp(logprobs)
+    kept = [i for i, one in enumerate(probs) if probs[probs > one].sum() < p * probs.sum()]
+    return np.where(np.isin(np.arange(len(probs)), kept), logprobs, -np.inf)
+
+
+def _xtc(logprobs: Floats, threshold: float) -> Floats:
+    probs = np.exp(_log_softmax(logprobs))
+    if not (probs > threshold).any():
+        return logprobs
+    least = probs[probs > threshold].min()
+    return np.where(probs > least, -np.inf, logprobs)
+
+
+def _tempered(logprobs: Floats, options: Sampling) -> Floats:
+    if options.top_k:
+        best = np.argsort(-logprobs, kind="stable")[: options.top_k]
+        logprobs = np.where(np.isin(np.arange(len(logprobs)), best), logprobs, -np.inf)
+    found: Floats = np.exp(_log_softmax(logprobs / options.temperature))
+    return found
+
+
+def _log_softmax(logits: Floats) -> Floats:
+    shifted = logits - logits.max()
+    found: Floats = shifted - np.log(np.exp(shifted).sum())
+    return found
+
+
+# What one round gives: each outcome is the accepted drafts and one token more.
+
+
+def overlap(mode: str, p: Floats, q: Floats, *, certain: bool = False) -> Floats:
+    """How likely each token is to be drafted from q, and to stand."""
+    if mode != "coupled" or certain:
+        return np.minimum(p, q)
+    both = (p > 0) & (q > 0)
+    shared = np.zeros(len(p))
+    for i in np.flatnonzero(both):
+        ratios = np.maximum(p / p[i], q / q[i])
+        shared[i] = 1 / ratios.sum()
+    return shared
+
+
+def round_by_token(p: Floats, shared: Floats, start: int, depth: int) -> dict[Outcome, float]:
+    """Outcomes where drafts are judged one by one.
+
+    Args:
+        p: `(vocabulary, vocabulary)`, the target's law after each token.
+        shared: Its `overlap` with the drafts'.
+        start: The newest token.
+        depth: Drafts.
+    """
+    found: dict[Outcome, float] = {}
+
+    def walk(path: Outcome, weight: float) -> None:
+        newest = path[-1] if path else start
+        own = p[newest] if len(path) == depth else p[newest] - shared[newest]
+        for token, chance in enumerate(own):
+            found[(*path, token)] = weight * chance
+        if len(path) < depth:
+            for token, chance in enumerate(shared[newest]):
+                if chance > 0:
+                    walk((*path, token), weight * chance)
+
+    walk((), 1.0)
+    return found
+
+
+def round_by_block(p: Floats, q: Floats, start: int, depth: int) -> dict[Outcome, float]:
+    """Outcomes of block verification: algorithm 2 of arXiv 2403.10444, over all drafts."""
+    found: dict[Outcome, float] = {}
+    for path in itertools.product(range(len(p)), repeat=depth):
+        text = (start, *path)
+        drafted = math.prod(q[a, b] for a, b in itertools.pairwise(text))
+        if drafted == 0:
+            continue
+        weights, rests = _block_weights(p, q, text)
+        not_longer = 1.0
+        for kept in range(depth, -1, -1):
+            stands = _block_chance(weights[kept], rests[kept].sum(), kept, depth)
+            chance = drafted * not_longer * stands
+            not_longer *= 1 - stands
+            if chance > 0:
+                own = rests[kept] / rests[kept].sum()
+                for token, one in enumerate(own):
+                    outcome = (*path[:kept], token)
+                    found[outcome] = found.get(outcome, 0.0) + chance * one
+    return found
+
+
+def _block_weights(p: Floats, q: Floats, text: Outcome) -> tuple[list[float], list[Floats]]:
+    """For each number of accepted drafts: its weight, and the law of the token behind."""
+    weights = [1.0]
+    for a, b in itertools.pairwise(text):
+        weights.append(min(weights[-1] * p[a, b] / q[a, b], 1.0))
+    rests = [
+        np.maximum(weight * p[token] - q[token], 0)
+        for weight, token in zip(weights[:-1], text[:-1], strict=True)
+    ]
+    return weights, [*rests, p[text[-1]]]
+
+
+def _block_chance(weight: float, rest: float, kept: int, depth: int) -> float:
+    if kept == 0:
+        return 1.0
+    if kept == depth:
+        return weight
+    return float(rest / (rest + 1 - weight)) if rest > 0 else 0.0
+
+
+def mean_accepted(outcomes: Mapping[Outcome, float]) -> float:
+    """Drafts that stand in a round, on average."""
+    return sum((len(outcome) - 1) * chance for outcome, chance in outcomes.items())
+
+
+# How far counts are from a law.
+
+
+def joint(after: Callable[[Outcome], Floats], count: int) -> dict[Outcome, float]:
+    """Law of the next `count` tokens, from the law of one token `after` those before it."""
+    found: dict[Outcome, float] = {(): 1.0}
+    for _ in range(count):
+        found = dict(_extended(after, found))
+    return found
+
+
+def _extended(
+    after: Callable[[Outcome], Floats], paths: Mapping[Outcome, float]
+) -> Iterator[tuple[Outcome, float]]:
+    for path, chance in paths.items():
+        for token, one in enumerate(after(path)):
+            if one > 0:
+                yield (*path, token), chance * one
+
+
+def p_value(seen: Iterable[Outcome], expected: Mapping[Outcome, float]) -> float:
+    """Chance of counts at least as far from the expected ones; 0 for an impossible outcome."""
+    counts = Counter(seen)
+    total = counts.total()
+    if any(expected.get(outcome, 0.0) <= 0 for outcome in counts):
+        return 0.0
+    assert abs(sum(expected.values()) - 1) < 1e-9
+    pairs = [(counts[outcome], total * chance) for outcome, chance in expected.items()]
+    return chi_square(pairs)
+
+
+def chi_square(pairs: Iterable[tuple[float, float]]) -> float:
+    """Chance of counts at least as far off.
+
+    Args:
+        pairs: How often each outcome was seen, and how often it was expected.
+    """
+    cells: list[tuple[float, float]] = []
+    seen = expected = 0.0
+    for count, mean in sorted(pairs, key=lambda pair: pair[1]):
+        seen, expected = seen + count, expected + mean
+        if expected >= FEW:
+            cells.append((seen, expected))
+            seen = expected = 0.0
+    if expected and cells:
+        cells[-1] = (cells[-1][0] + seen, cells[-1][1] + expected)
+    if len(cells) < 2:
+        return 1.0
+    return survival(sum((s - e) ** 2 / e for s, e in cells), len(cells) - 1)
+
+
+def survival(statistic: float, freedom: int) -> float:
+    """Chance that a chi-square variable of so many degrees of freedom exceeds a statistic."""
+    a, x = freedom / 2, statistic / 2
+    if x <= 0:
+        return 1.0
+    front = math.exp(a * math.log(x) - x - math.lgamma(a))
+    if x < a + 1:
+        term = total = 1 / a
+        n = 0
+        while term > total * 1e-15:
+            n += 1
+            term *= x / (a + n)
+            total += term
+        return max(0.0, 1 - front * total)
+    # The continued fraction of the upper incomplete gamma function, by Lentz's method.
+    b = x + 1 - a
+    c, d = 1e300, 1 / b
+    value = d
+    for n in range(1, 10_000):
+        factor = -n * (n - a)
+        b += 2
+        d = 1 / (factor * d + b)
+        c = b + factor / c
+        value *= c * d
+        if abs(c * d - 1) < 1e-14:
+            break
+    return front * value

@@ -1,0 +1,139 @@
+"""Targets whose law is a table, and a head and a proposer to draft for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, cast, final
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import KVCache
+
+from speculate.backends.adoption import adopt
+from speculate.backends.group import group_of, join
+from speculate.backends.kv import RewindableKVCache
+from speculate.protocols import Choose, Commit, Draft, Forward, MTPHead, Rollbackable
+from speculate.protocols import SpeculativeModel as Target
+from tests.sampling.laws import Floats
+
+VOCAB: Final = 8
+
+
+def table(seed: int, vocab: int = VOCAB, spread: float = 1.5) -> Floats:
+    """Random logits after each token, `(vocab, vocab)`; every one exact in float32."""
+    logits = np.random.default_rng(seed).normal(size=(vocab, vocab)) * spread
+    return logits.astype(np.float32).astype(np.float64)
+
+
+def to_mx(values: Floats, dtype: mx.Dtype = mx.float32) -> mx.array:
+    return mx.array(values.astype(np.float32)).astype(dtype)
+
+
+def to_np(values: mx.array) -> Floats:
+    return np.array(values.astype(mx.float32)).astype(np.float64)
+
+
+def ints(values: mx.array) -> list[int]:
+    return cast("list[int]", values.tolist())
+
+
+@final
+class TableModel:
+    """A language model that looks at the newest token only.
+
+    Args:
+        logits: After each token, `(vocabulary, columns)`.
+        head: Attached to it.
+        eos: Ids that end a text.
+    """
+
+    def __init__(
+        self, logits: mx.array, head: MTPHead | None = None, eos: Sequence[int] = ()
+    ) -> None:
+        self._logits = logits
+        self._head = head
+        self._eos = frozenset(eos)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._logits.shape[1]
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._eos
+
+    @property
+    def head(self) -> MTPHead | None:
+        return self._head
+
+    @property
+    def vocabulary(self) -> Mapping[str, int] | None:
+        return None
+
+    def make_cache(
+        self, max_kv_size: int | None = None, *, position: int = 0
+    ) -> list[Rollbackable]:
+        return adopt([KVCache()], position=position)
+
+    def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
+        return adopt(cache)
+
+    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+        group = group_of(cache)
+        assert group is not None
+        with group.block(tokens) as fed:
+            count_rows(cache, fed.shape[1])
+        return Forward(self._logits[tokens[0]][None], mx.zeros((1, tokens.shape[1], 1)))
+
+
+@final
+class TableHead:
+    """A head that looks at the newest token only."""
+
+    def __init__(self, logits: mx.array) -> None:
+        self._logits = logits
+
+    def make_cache(self, position: int = 0) -> list[Rollbackable]:
+        layers: list[Rollbackable] = [RewindableKVCache(position)]
+        return join(layers)
+
+    def step(self, hidden: mx.array, tokens: mx.array, cache: list[Rollbackable], /) -> Forward:
+        count_rows(cache, tokens.shape[1])
+        return Forward(self._logits[tokens[0]][None], hidden)
+
+
+def count_rows(cache: Sequence[object], count: int) -> None:
+    """Make a cache longer by so many empty rows."""
+    layer = cache[0]
+    assert isinstance(layer, RewindableKVCache)
+    rows = mx.zeros((1, 1, count, 1))
+    layer.update_and_fetch(rows, rows)
+
+
+@final
+class CertainProposer:
+    """Drafts the same token over and over, and draws nothing: a lookup at its worst."""
+
+    name: Final = "certain"
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+        self._position = 0
+
+    def attach(self, target: Target, /) -> None:
+        """Drafts for any model."""
+
+    def begin(self, position: int, /) -> None:
+        self._position = position
+
+    def position(self) -> int:
+        return self._position
+
+    def commit(self, commit: Commit, /) -> None:
+        self._position += commit.tokens.shape[0]
+
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        return Draft(mx.array([self._token] * limit, dtype=mx.uint32))
+
+    def settle(self) -> None:
+        """Has no cache."""

@@ -1,0 +1,185 @@
+"""Layers that record nothing: what is kept of a block is fed again in front of the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models import falcon_h1
+from mlx_lm.models.cache import CacheList
+
+from speculate import speculation
+from speculate.models.dense import DenseAdapter
+from tests import tiny
+from tests.backends.checks import check_kept_prefixes, check_rounds
+from tests.backends.driving import (
+    assert_equal,
+    assert_same,
+    batch,
+    cold,
+    feed,
+    holding,
+    ids,
+    model,
+)
+from tests.backends.layers import consume, fresh, group
+
+TEXT = ids(12, seed=1)
+
+
+def test_what_is_kept_of_a_block_is_owed_and_paid() -> None:
+    caches = cold(model("lfm2"), TEXT)[1]
+    before = holding(caches)
+    with speculation(caches) as window:
+        feed(model("lfm2"), caches, ids(5, seed=2))
+        window.keep(3)
+        assert_same(holding(caches), before, "whole blocks only")
+        owed = group(caches).owed()
+        assert owed is not None
+        assert owed[0].tolist() == list(ids(5, seed=2)[:3])
+        assert window.fed() == 0
+        out = model("lfm2").forward(batch([7, 8]), caches)
+        assert out.logits.shape[1] == out.hidden.shape[1] == 2
+        expected = model("lfm2").forward(
+            batch([*TEXT, *ids(5, seed=2)[:3], 7, 8]), model("lfm2").make_cache()
+        )
+        assert_equal(out.logits, expected.logits[:, -2:], "logits of the block alone")
+        assert_equal(out.hidden, expected.hidden[:, -2:], "hidden of the block alone")
+        assert window.fed() == 2
+        window.keep(2)
+        assert group(caches).owed() is None
+    fed = cold(model("lfm2"), [*TEXT, *ids(5, seed=2)[:3], 7, 8])[1]
+    assert_same(holding(caches), holding(fed), "paid")
+
+
+def test_owed_tokens_outlive_the_window() -> None:
+    caches = cold(model("lfm2"), TEXT)[1]
+    with speculation(caches) as window:
+        feed(model("lfm2"), caches, ids(4, seed=2))
+        window.keep(2)
+        feed(model("lfm2"), caches, ids(3, seed=3))
+    found = feed(model("lfm2"), caches, [7])
+    whole, expected = cold(model("lfm2"), [*TEXT, *ids(4, seed=2)[:2], 7])
+    assert found.shape[0] == 1
+    assert_equal(found[-1], whole[-1], "next logits")
+    assert_same(holding(caches), holding(expected), "paid")
+
+
+def test_owed_tokens_add_up_over_rejections_and_are_paid_at_once() -> None:
+    script: list[tuple[int, int | None]] = [(4, 0), (4, 2), (1, 0), (0, None), (7, 3), (7, None)]
+    check_rounds(model("lfm2"), ids(60), 9, script)
+    check_kept_prefixes(model("lfm2"), 1, [4])
+
+
+def test_taking_over_what_is_owed() -> None:
+    """Somebody who feeds the tokens himself does not want them fed again."""
+    caches = cold(model("lfm2"), TEXT)[1]
+    with speculation(caches) as window:
+        feed(model("lfm2"), caches, ids(4, seed=2))
+        window.keep(2)
+        owed = group(caches).take_owed()
+        assert owed is not None
+        feed(model("lfm2"), caches, [*ids(4, seed=2)[:2], 7])
+        window.keep(3)
+    expected = cold(model("lfm2"), [*TEXT, *ids(4, seed=2)[:2], 7])[1]
+    assert_same(holding(caches), holding(expected), "fed once")
+
+
+def widths_fed(kind: str, rounds: int, drafts: int) -> list[int]:
+    """Rows of each block, owed ones included, where every draft is wrong every time."""
+    caches, text, widths = fresh(kind, TEXT), ids(rounds + 1, seed=6), []
+    with speculation(caches) as window:
+        for token in text[:rounds]:
+            owed = group(caches).owed()
+            widths.append(1 + drafts + (0 if owed is None else owed.shape[1]))
+            consume(kind, caches, [token, *ids(drafts, seed=7)])
+            window.keep(1)
+        # A whole block more pays what is owed.
+        consume(kind, caches, text[rounds:])
+        window.keep(1)
+    assert_same(holding(caches), holding(fresh(kind, [*TEXT, *text])), f"after {rounds} rounds")
+    return widths
+
+
+def test_owed_tokens_do_not_grow_without_bound() -> None:
+    widths = widths_fed("state without records", 150, 4)
+    assert max(widths) <= 64 + 5, f"the last block has {widths[-1]} rows for 5 new ones"
+
+
+def test_rejections_for_ever_beside_a_sliding_window() -> None:
+    """The window takes back no more than it records, however much is owed."""
+    widths_fed("hybrid without records", 150, 4)
+
+
+@pytest.mark.parametrize("kind", ["list", "list without records"])
+def test_a_list_of_caches_goes_back_member_by_member(kind: str) -> None:
+    for m in range(6):
+        caches = fresh(kind, TEXT)
+        with speculation(caches) as window:
+            consume(kind, caches, ids(5, seed=2))
+            window.keep(m)
+            consume(kind, caches, [7])
+            window.keep(1)
+        expected = fresh(kind, [*TEXT, *ids(5, seed=2)[:m], 7])
+        assert_same(holding(caches), holding(expected), f"kept {m}")
+
+
+@pytest.mark.parametrize("kind", ["list", "list without records"])
+@pytest.mark.parametrize("recording", [True, False])
+def test_a_failure_between_the_members_of_a_list(kind: str, recording: bool) -> None:
+    """The caller sees its own failure, and both members are as they were."""
+    caches = fresh(kind, TEXT)
+    before = holding(caches)
+    (both,) = caches
+    assert isinstance(both, CacheList)
+    if recording:
+        group(caches).start()
+    with pytest.raises(ZeroDivisionError), group(caches).block(batch([1, 2, 3])):
+        state: Any = both.caches[0]
+        state[0], state[1] = mx.zeros((1, 3, 32)), mx.zeros((1, 32))
+        state.advance(3)
+        raise ZeroDivisionError
+    assert_same(holding(caches), before, "failed after the first member")
+
+
+def falcon() -> DenseAdapter:
+    """Falcon-H1: Mamba2 and attention side by side in every layer, behind a `CacheList`."""
+    args = falcon_h1.ModelArgs(
+        attention_in_multiplier=1.0,
+        head_dim=8,
+        hidden_size=32,
+        intermediate_size=48,
+        mamba_d_conv=4,
+        mamba_d_head=8,
+        mamba_d_ssm=32,
+        mamba_d_state=8,
+        mamba_n_heads=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=3,
+        tie_word_embeddings=False,
+        vocab_size=tiny.VOCAB,
+    )
+    stock: Any = tiny.spread(falcon_h1.Model(args))
+    return DenseAdapter(stock)
+
+
+def test_a_model_whose_layers_have_two_caches_each() -> None:
+    driven = falcon()
+    caches = cold(driven, TEXT)[1]
+    before = holding(caches)
+    with speculation(caches) as window:
+        for m in (0, 2, 0, 5):
+            feed(driven, caches, ids(5, seed=2))
+            window.keep(0)
+            assert_same(holding(caches), before, f"round {m}")
+        feed(driven, caches, ids(5, seed=2))
+        window.keep(5)
+    plain = cold(driven, TEXT)[1]
+    feed(driven, plain, ids(5, seed=2))
+    assert_same(holding(caches), holding(plain), "kept")
+    stock: Any = [layer.hand_back() for layer in caches]
+    assert [type(layer) for layer in stock] == [CacheList] * 3
+    found = driven.stock(batch([7]), cache=stock)[0]
+    assert_equal(found, feed(driven, plain, [7]), "next logits, by the stock model")

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 import mlx.core as mx
 
-from speculate.backends.member import Grouped, WritesInBlocks
+from speculate.backends.member import CanTrim, Grouped, WritesInBlocks
 from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
 
@@ -40,7 +40,7 @@ class CacheGroup:
         found = [member() for member in self._members]
         return [member for member in found if member is not None]
 
-    def check_trim(self, asking: Rollbackable, n: int, /) -> None:
+    def check_trim(self, asking: CanTrim, n: int, /) -> None:
         """Refuse a trim that a member in the same state as `asking` could not follow.
 
         mlx-lm trims a list layer by layer. Members that were trimmed before in this pass

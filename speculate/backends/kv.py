@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import final
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, create_attention_mask
 from typing_extensions import override
 
-from speculate.backends.member import GroupMember
-from speculate.backends.rows import check_trim, grown
+from speculate.backends.offset import TrimsByOffset
+from speculate.backends.rows import grown
 from speculate.errors import RewindError
 
 
 @final
-class RewindableKVCache(GroupMember, KVCache):
+class RewindableKVCache(TrimsByOffset, KVCache):
     """`KVCache` whose trim is exact or an error.
 
     Args:
@@ -59,10 +58,6 @@ class RewindableKVCache(GroupMember, KVCache):
         self.offset += keys.shape[2]
         return self.keys[..., :end, :], self.values[..., :end, :]
 
-    def rows(self) -> int:
-        """Rows stored."""
-        return self.offset - self._position
-
     @override
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -74,32 +69,6 @@ class RewindableKVCache(GroupMember, KVCache):
 
     def start_at(self, position: int, /) -> None:
         self._position = self.offset = position
-
-    def length(self) -> int:
-        return self.offset
-
-    def can_trim(self, n: int, /) -> bool:
-        return 0 <= n <= self.rows()
-
-    @override
-    def trim(self, n: int, /) -> int:
-        check_trim(self, self.group(), n)
-        self.offset -= n
-        return n
-
-    def start_speculation(self) -> None:
-        """Nothing to record: the rows stay where they are."""
-
-    def stop_speculation(self) -> None:
-        """Nothing was recorded."""
-
-    def checkpoint(self) -> Callable[[], None]:
-        offset = self.offset
-
-        def go_back() -> None:
-            self.offset = offset
-
-        return go_back
 
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [self.keys, self.values]

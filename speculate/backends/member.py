@@ -35,6 +35,16 @@ class Grouped(Protocol):
         """Become one of `group`."""
 
 
+class CanTrim(Protocol):
+    """What a check before a trim asks of a cache."""
+
+    def length(self) -> int:
+        """Tokens fed so far and not taken back."""
+
+    def can_trim(self, n: int, /) -> bool:
+        """Whether `trim(n)` would succeed now."""
+
+
 @runtime_checkable
 class WritesInBlocks(Protocol):
     """A cache that needs to know where a forward begins and ends.

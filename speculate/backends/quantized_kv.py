@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import final
 
 import mlx.core as mx
 from mlx_lm.models.cache import QuantizedKVCache
-from typing_extensions import override
 
 from speculate.backends.kv import RewindableKVCache
-from speculate.backends.member import GroupMember
-from speculate.backends.rows import check_trim
+from speculate.backends.offset import TrimsByOffset
 
 Packed = tuple[mx.array, mx.array, mx.array]
 """Quantised rows, with their scales and biases."""
 
 
 @final
-class RewindableQuantizedKVCache(GroupMember, QuantizedKVCache):
+class RewindableQuantizedKVCache(TrimsByOffset, QuantizedKVCache):
     """`QuantizedKVCache` whose trim is exact or an error."""
 
     keys: Packed | None  # type: ignore[assignment]  # mlx-lm's are inferred too narrow
@@ -42,32 +39,6 @@ class RewindableQuantizedKVCache(GroupMember, QuantizedKVCache):
         stock.state = (self.keys, self.values, self.offset, self.group_size, self.bits)
         self.keys, self.values, self.offset = None, None, 0
         return stock
-
-    def length(self) -> int:
-        return int(self.offset)
-
-    def can_trim(self, n: int, /) -> bool:
-        return 0 <= n <= self.length()
-
-    @override
-    def trim(self, n: int, /) -> int:
-        check_trim(self, self.group(), n)
-        self.offset -= n
-        return n
-
-    def start_speculation(self) -> None:
-        """Nothing to record: the rows stay where they are."""
-
-    def stop_speculation(self) -> None:
-        """Nothing was recorded."""
-
-    def checkpoint(self) -> Callable[[], None]:
-        offset = self.offset
-
-        def go_back() -> None:
-            self.offset = offset
-
-        return go_back
 
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [*self.keys, *self.values]

@@ -5,14 +5,14 @@ from typing import Final
 import mlx.core as mx
 
 from speculate.backends.group import CacheGroup
+from speculate.backends.member import CanTrim
 from speculate.errors import RewindError
-from speculate.protocols import Rollbackable
 
 STEP: Final = 256
 """Rows that a buffer grows by, as mlx-lm's do."""
 
 
-def check_trim(cache: Rollbackable, group: CacheGroup | None, n: int) -> None:
+def check_trim(cache: CanTrim, group: CacheGroup | None, n: int) -> None:
     """Refuse a trim that this cache, or another of its group, could not do.
 
     Raises:

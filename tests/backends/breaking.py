@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
 
+from speculate import speculation
 from speculate.models.adapter import StockAdapter
-from tests.backends.driving import EVERY, adapted
+from tests.backends.driving import (
+    EVERY,
+    adapted,
+    assert_equal,
+    assert_same,
+    cold,
+    feed,
+    holding,
+    ids,
+)
 
 
 class PartFailedError(Exception):
@@ -46,6 +57,28 @@ def fused(family: str, layer: int, path: str) -> tuple[StockAdapter, Fuse]:
     fuse = Fuse(getattr(owner, name))
     setattr(owner, name, fuse)
     return adapted(whole), fuse
+
+
+def check_failed_forward(family: str, layer: int, path: str, *, window: bool = True) -> None:
+    """A forward that fails in a part leaves every layer as it was, and can be tried again."""
+    driven, fuse = fused(family, layer, path)
+    text, more = ids(12, seed=1), ids(4, seed=2)
+    caches = cold(driven, text)[1]
+    with speculation(caches) if window else nullcontext():
+        feed(driven, caches, more)
+        before = holding(caches)
+        for width in (1, 5):
+            fuse.blown = True
+            failed = False
+            try:
+                feed(driven, caches, ids(width, seed=3))
+            except PartFailedError:
+                failed = True
+            assert failed, "the part was not reached, or another error came out"
+            fuse.blown = False
+            assert_same(holding(caches), before, f"a block of {width} failed")
+        expected = cold(driven, [*text, *more, 7])[0][-1]
+        assert_equal(feed(driven, caches, [7])[-1], expected, "next logits")
 
 
 FEED_FORWARD = {"lfm2": "feed_forward"}

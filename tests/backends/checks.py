@@ -5,12 +5,14 @@ Every one raises `AssertionError` where the caches are wrong, and compares bit f
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
 
 import mlx.core as mx
-from mlx_lm.models.cache import trim_prompt_cache
+from mlx_lm.models.cache import RotatingKVCache, trim_prompt_cache
 
 from speculate import speculation
+from speculate.backends.adoption import adopt
 from speculate.errors import RewindError
 from speculate.protocols import SpeculativeModel
 from tests.backends.driving import (
@@ -18,6 +20,7 @@ from tests.backends.driving import (
     assert_equal,
     assert_same,
     cold,
+    contents,
     feed,
     holding,
     ids,
@@ -195,3 +198,65 @@ def check_hand_back(driven: SpeculativeModel, prompt: int, more: int) -> None:
         fresh = cold(driven, text)[1]
         assert_same(holding(stock), holding(fresh), "handed back")
         assert [len(layer.arrays()) for layer in caches] == [0] * len(caches), "kept something"
+
+
+def check_adopted_ring(keep: int = 0) -> None:
+    """A ring that mlx-lm has wrapped is taken over in time order, and given back so."""
+    for fed in (5, 8, 11, 16, 19):
+        ring, newest = RotatingKVCache(max_size=8, keep=keep), mx.zeros((1, 1, 1, 2))
+        for position in range(fed):
+            newest = mx.full((1, 1, 1, 2), position)
+            ring.update_and_fetch(newest, newest)
+        sinks = list(range(min(keep, fed)))
+        rows = [*sinks, *range(max(len(sinks), fed - 8 + len(sinks)), fed)]
+        (adopted,) = adopt([ring])
+        for cache in (adopted, adopted.hand_back()):
+            held = contents(cache)[0]
+            assert held is not None
+            assert held[0, 0, :, 0].tolist() == rows, f"{type(cache).__name__} after {fed}"
+
+
+def check_small_hand_back(rows: int = 110) -> None:
+    """A window that is handed back keeps alive its own rows, and not the whole buffer."""
+    width = 64
+    gc.collect()
+    before = mx.get_active_memory()
+    stock = RotatingKVCache(max_size=8)
+    (cache,) = adopt([stock])
+    assert isinstance(cache, RotatingKVCache)
+    cache.update_and_fetch(mx.ones((1, 1, rows, width)), mx.ones((1, 1, rows, width)))
+    mx.eval(cache.state[:2])
+    assert cache.hand_back() is stock
+    mx.eval(stock.keys, stock.values)
+    del cache
+    gc.collect()
+    held, needed = mx.get_active_memory() - before, 2 * 8 * width * 4
+    assert stock.nbytes == needed
+    assert held <= 2 * needed, f"{held} bytes are held for {needed}"
+
+
+def check_sinks(driven: SpeculativeModel, size: int, prompt: int) -> None:
+    """Blocks after a prefill see what single steps after the same prefill see."""
+    text = ids(prompt + 24)
+
+    def prefilled() -> Caches:
+        caches = driven.make_cache(size)
+        assert all(isinstance(c, RotatingKVCache) and c.keep == 4 for c in caches), "no sinks"
+        if prompt > 1:
+            feed(driven, caches, text[: prompt - 1])
+        return caches
+
+    stepped = prefilled()
+    rows = [feed(driven, stepped, [token]) for token in text[prompt - 1 :]]
+    expected = mx.concatenate([mx.zeros((prompt - 1, rows[0].shape[1])), *rows])
+    script = [(4, 2), (0, None), (7, None), (1, 0), (4, 0), (2, 1)]
+    check_rounds(
+        driven,
+        text,
+        prompt,
+        script,
+        caches=prefilled(),
+        expected=expected,
+        probe=False,
+        cold_end=False,
+    )

@@ -124,8 +124,9 @@ def contents(layer: object) -> list[Entry]:
     if isinstance(layer, ArraysCache):
         return [*layer.cache]
     if isinstance(layer, QuantizedKVCache):
-        packed = [] if layer.keys is None else [*layer.keys, *layer.values]
-        return [part[..., : layer.offset, :] for part in packed]
+        if layer.keys is None:
+            return [None] * 6
+        return [part[..., : layer.offset, :] for part in (*layer.keys, *layer.values)]
     if isinstance(layer, RotatingKVCache):
         return [_window(layer, buffer) for buffer in (layer.keys, layer.values)]
     assert isinstance(layer, KVCache)
@@ -161,14 +162,12 @@ def differences(one: Holding, another: Holding) -> list[str]:
 
 def _all_equal(one: Holding, another: Holding) -> bool:
     """Whether every entry is equal: one evaluation for all of them."""
-    left, right = (
-        [entry for layer in held.entries for entry in layer if entry is not None]
-        for held in (one, another)
-    )
-    shapes = [[entry.shape for entry in side] for side in (left, right)]
+    left, right = ([e for layer in held.entries for e in layer] for held in (one, another))
+    shapes = [[None if e is None else e.shape for e in side] for side in (left, right)]
     if shapes[0] != shapes[1]:
         return False
-    flags = [mx.array_equal(a, b) for a, b in zip(left, right, strict=True)]
+    pairs = zip(left, right, strict=True)
+    flags = [mx.array_equal(a, b) for a, b in pairs if a is not None and b is not None]
     return not flags or bool(mx.all(mx.stack(flags)))
 
 

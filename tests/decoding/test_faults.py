@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Final
 
+import mlx.core as mx
 import pytest
 
+from speculate.decoding.decoder import Decoder
 from speculate.decoding.token import Token
+from speculate.proposers.draft_model import DraftModel
+from speculate.protocols import Forward, Rollbackable
+from speculate.strategies.fixed import Fixed
+from speculate.strategies.off import Off
 from tests.decoding import kit
 from tests.decoding.failing import COUNT, OWN, PLACES, TARGET, Failing, Kind, build, calls
-from tests.decoding.watched import Broken, Ticker
+from tests.decoding.watched import Broken, GuidedModel, PassingModel, Ticker
 
 SETUPS: Final[tuple[tuple[str, Kind, str], ...]] = (
     ("qwen3_5", "draft", "small_dense"),
@@ -28,12 +35,12 @@ CASES: Final = [
 ]
 
 
-@pytest.mark.parametrize("case", kit.sampled(CASES, 48))
+@pytest.mark.parametrize("case", kit.sampled(CASES, 32))
 def test_a_failure_leaves_caches_that_hold_the_text(
     case: tuple[tuple[str, Kind, str], str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (name, kind, draft), place, when = case
-    total = calls(name, kind, draft, monkeypatch).calls[place]
+    total = calls(name, kind, draft, monkeypatch)[place]
     at = 1 + round(when * (total - 1))
     error = KeyboardInterrupt("now") if at % 2 else Broken("now")
     ticker = Ticker(place, at, error)
@@ -83,3 +90,97 @@ def check_goes_on(
     kit.check_holds(name, caches, [*text, *turn, *kit.ids_of(second)])
     again = list(failing.decoder.generate(kit.PROMPT, 4))
     kit.check_tokens(name, kit.PROMPT, again)
+
+
+class Interrupting:
+    """A layer's MLP that fails at one of its calls, when other layers have consumed already."""
+
+    def __init__(self, mlp: Callable[[mx.array], mx.array], at: int) -> None:
+        self._mlp = mlp
+        self._left = at
+
+    def __call__(self, x: mx.array) -> mx.array:
+        self._left -= 1
+        if self._left == 0:
+            raise KeyboardInterrupt
+        return self._mlp(x)
+
+
+@pytest.mark.parametrize("at", kit.sampled(range(1, 9), 3))
+@pytest.mark.parametrize("name", kit.PROMISED)
+def test_a_forward_that_fails_between_two_layers_consumed_nothing(name: str, at: int) -> None:
+    # A model of its own, since a part of it is replaced.
+    broken = kit.adapted(kit.BUILDERS[name]())
+    layer = broken.stock.layers[2]
+    proposer = kit.scripted(name, kit.PROMPT, COUNT, kit.always("each"))
+    decoder = Decoder(broken.model, Fixed(proposer, 3), prefill_step_size=3)
+    mlp = layer.mlp  # type: ignore[attr-defined]
+    layer.mlp = Interrupting(mlp, at)  # type: ignore[attr-defined]
+    caches = kit.stock_caches(name)
+    tokens: list[Token] = []
+    with pytest.raises(KeyboardInterrupt):
+        for token in decoder.generate(kit.PROMPT, COUNT, caches):
+            tokens.append(token)
+    pending = decoder.pending
+    text = [*kit.PROMPT, *kit.ids_of(tokens)] if at > 2 else []
+    if pending is not None:
+        assert text.pop() == pending
+    kit.check_holds(name, caches, text)
+    turn = [*kit.SECOND] if pending is None else [pending, *kit.SECOND]
+    second = list(decoder.generate(turn, 3, caches))
+    kit.check_tokens(name, [*text, *turn], second)
+
+
+@pytest.mark.parametrize("left", [16, 17, 18, 19, 20, 21])
+def test_a_draft_that_fails_near_the_end_takes_back_no_more_than_it_drafted(left: int) -> None:
+    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 16)]
+    error = Broken("the draft model's own limit")
+
+    class Limited(PassingModel):
+        """Fails when its cache would hold more than it can."""
+
+        def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+            layers = [layer for layer in cache if isinstance(layer, Rollbackable)]
+            if layers[0].length() + tokens.shape[1] > left:
+                raise error
+            return self.inner.forward(tokens, cache)
+
+    small = GuidedModel(Limited(kit.get("small_dense").model), text)
+    draft_cache = small.make_cache()
+    decoder = Decoder(kit.get("dense").model, Fixed(DraftModel(small, cache=draft_cache), 4))
+    caches = kit.stock_caches("dense")
+    tokens: list[Token] = []
+    with pytest.raises(Broken) as caught:
+        for token in decoder.generate(kit.PROMPT, 16, caches):
+            tokens.append(token)
+    assert caught.value is error
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+    fed = [*kit.PROMPT, *kit.ids_of(tokens)]
+    kit.check_holds("dense", caches, fed)
+    assert draft_cache[0].length() <= len(fed)
+    second = list(Decoder(kit.get("dense").model, Off()).generate(kit.SECOND, 4, caches))
+    kit.check_tokens("dense", [*fed, *kit.SECOND], second)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss", "lfm2"])
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_a_long_prefill_that_is_broken_off_leaves_what_was_there(name: str, chunk: int) -> None:
+    caches = kit.stock_caches(name)
+    draft = DraftModel(kit.get(name).model)
+    seen: list[int] = []
+
+    def stop(done: int, total: int) -> None:
+        seen.append(done)
+        if len(seen) == chunk + 1:
+            raise KeyboardInterrupt
+
+    kit.feed(name, caches, kit.PROMPT)
+    model = kit.get(name).model
+    prompt = kit.text_of(20)
+    decoder = Decoder(model, Fixed(draft, 3), prefill_step_size=6, prompt_progress_callback=stop)
+    with pytest.raises(KeyboardInterrupt):
+        list(decoder.generate(prompt, 5, caches))
+    kit.check_holds(name, caches, kit.PROMPT)
+    tokens = list(decoder.generate(prompt, 5, caches))
+    kit.check_tokens(name, [*kit.PROMPT, *prompt], tokens)
+    assert draft.position() == len(kit.PROMPT) + 25

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mlx.core as mx
@@ -19,7 +18,6 @@ from tests.decoding import kit
 from tests.decoding.watched import Broken, GuidedModel, Ticker, WatchedModel
 from tests.integrations.steps import PAIRS, both_caches, check_both, check_on_loan, ids
 
-PROMPT = mx.array(kit.PROMPT)
 COUNT = 12
 
 
@@ -30,10 +28,19 @@ def guided(target: str, draft: str, wrong: frozenset[int] = frozenset({9, 12})) 
 
 
 def steps_of(
-    target: SpeculativeModel, draft: SpeculativeModel, caches: list[object], count: int = COUNT
+    target: SpeculativeModel,
+    draft: SpeculativeModel,
+    caches: list[object],
+    count: int = COUNT,
+    prompt: Sequence[int] = kit.PROMPT,
 ) -> Steps:
     return speculative_generate_step(
-        PROMPT, target, draft, num_draft_tokens=4, max_tokens=count, prompt_cache=caches
+        mx.array(prompt),
+        target,
+        draft,
+        num_draft_tokens=4,
+        max_tokens=count,
+        prompt_cache=caches,
     )
 
 
@@ -53,18 +60,21 @@ def test_closed_after_any_token(target: str, draft: str) -> None:
         check_both(target, draft, caches, text)
 
 
-def failing(target: str, draft: str, place: str) -> Iterator[tuple[Steps, list[object]]]:
-    """Runs in which the first, the second, ... forward at a place fails, until none does."""
-    at = 1
-    while True:
-        ticker = Ticker(place, at)
-        caches = both_caches(target, draft)
-        watched = WatchedModel(kit.get(target).model, ticker, "target")
-        drafter = WatchedModel(guided(target, draft), ticker, "draft")
-        yield steps_of(watched, drafter, caches), caches
-        if ticker.calls[place] < at:
-            return
-        at += 1
+def broken_at(
+    place: str, at: int, target: str, draft: str
+) -> tuple[list[int], list[object], Ticker]:
+    """A run that fails at the given call, if it makes so many: its tokens and the list."""
+    ticker = Ticker(place, at)
+    caches = both_caches(target, draft)
+    steps = steps_of(
+        WatchedModel(kit.get(target).model, ticker, "target"),
+        WatchedModel(guided(target, draft), ticker, "draft"),
+        caches,
+    )
+    found: list[int] = []
+    with contextlib.suppress(Broken):
+        found.extend(token for token, _, _ in steps)
+    return found, caches, ticker
 
 
 @pytest.mark.parametrize("place", ["draft", "draft done"])
@@ -73,36 +83,91 @@ def test_a_draft_that_fails_loses_nothing_of_the_target(
     target: str, draft: str, place: str
 ) -> None:
     count = len(kit.stock_caches(target))
-    failures = 0
-    for steps, caches in failing(target, draft, place):
-        found: list[int] = []
-        try:
-            found += [token for token, _, _ in steps_until_broken(steps, found)]
-        except Broken:
-            failures += 1
+    for at in range(1, 100):
+        found, caches, ticker = broken_at(place, at, target, draft)
         text = [*kit.PROMPT, *found]
+        assert found == kit.truth(target, kit.PROMPT, len(found))
         kit.check_holds(target, caches[:count], text)
-        behind = drafted_text(draft, caches[count:], text)
-        retry = steps_of(kit.get(target).model, kit.get(draft).model, caches[:count], 3)
-        retry.close()
-        assert behind <= len(text)
-    assert failures > 3
+        assert is_beginning(draft, caches[count:], text)
+        if ticker.calls[place] < at:
+            break
+        more = ids(steps_of(kit.get(target).model, kit.get(draft).model, caches, 3, kit.SECOND))
+        assert more == kit.truth(target, [*text, *kit.SECOND], 3)
+    assert at > 5
 
 
-def steps_until_broken(steps: Steps, found: list[int]) -> Iterator[tuple[int, mx.array, bool]]:
-    for step in steps:
-        found.append(step[0])
-        yield step
-    found.clear()
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+def test_a_target_that_fails_leaves_no_more_than_the_text(target: str, draft: str) -> None:
+    count = len(kit.stock_caches(target))
+    for at in range(1, 100):
+        found, caches, ticker = broken_at("target", at, target, draft)
+        text = [*kit.PROMPT, *found]
+        assert is_beginning(target, caches[:count], text)
+        assert is_beginning(draft, caches[count:], text)
+        if ticker.calls["target"] < at:
+            break
+    assert at > 3
 
 
-def drafted_text(draft: str, caches: list[object], text: list[int]) -> int:
-    """How much of a text a draft model's caches hold, which is a beginning of it."""
+def is_beginning(name: str, caches: list[object], text: list[int]) -> bool:
+    """Whether caches hold the beginning of a text, possibly all of it."""
     for length in range(len(text), -1, -1):
-        fresh = kit.cold(draft, tuple(text[:length]))[1] if length else kit.stock_caches(draft)
-        try:
-            kit.same_content(caches, fresh)
-        except AssertionError:
-            continue
-        return length
-    raise AssertionError("the draft model's caches hold something else")
+        with contextlib.suppress(AssertionError):
+            kit.check_holds(name, caches, text[:length])
+            return True
+    return False
+
+
+@pytest.mark.parametrize("at", [1, 3, 5])
+@pytest.mark.parametrize(("target", "draft"), [("qwen3_5", "small_dense"), ("dense", "qwen3_5")])
+def test_a_prefill_that_fails_takes_nothing_in(target: str, draft: str, at: int) -> None:
+    """Also where the draft model has taken in much of the prompt by then."""
+    prompt = kit.text_of(400)
+    caches = both_caches(target, draft)
+    text = [*kit.PROMPT, *ids(steps_of(kit.get(target).model, kit.get(draft).model, caches, 2))]
+    ticker = Ticker("target", at)
+    steps = speculative_generate_step(
+        mx.array(prompt),
+        WatchedModel(kit.get(target).model, ticker, "target"),
+        kit.get(draft).model,
+        prefill_step_size=70,
+        prompt_cache=caches,
+    )
+    with pytest.raises(Broken):
+        next(steps)
+    check_both(target, draft, caches, text)
+
+
+@pytest.mark.parametrize(("target", "draft"), [("gpt_oss", "qwen3_5"), ("qwen3_next", "gpt_oss")])
+def test_saved_by_mlx_lm_and_loaded_again(target: str, draft: str, tmp_path: Path) -> None:
+    caches = both_caches(target, draft)
+    found = ids(steps_of(kit.get(target).model, kit.get(draft).model, caches, 9))
+    save_prompt_cache(str(tmp_path / "both.safetensors"), caches)
+    loaded = load_prompt_cache(str(tmp_path / "both.safetensors"))
+    check_both(target, draft, loaded, [*kit.PROMPT, *found])
+    more = ids(steps_of(kit.get(target).model, kit.get(draft).model, loaded, 3, kit.SECOND))
+    assert more == kit.truth(target, [*kit.PROMPT, *found, *kit.SECOND], 3)
+
+
+@pytest.mark.parametrize(("target", "draft"), [("qwen3_5", "small_dense"), ("gpt_oss", "gpt_oss")])
+def test_one_thread_begins_another_closes_a_third_goes_on(target: str, draft: str) -> None:
+    model, drafter = kit.get(target).model, kit.get(draft).model
+    caches = both_caches(target, draft)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two, ThreadPoolExecutor(1) as three:
+        steps = steps_of(model, drafter, caches)
+        first = one.submit(lambda: [next(steps) for _ in range(3)]).result()
+        scores = two.submit(lambda: [float(row.max().item()) for _, row, _ in first]).result()
+        assert max(scores) <= 0
+        two.submit(steps.close).result()
+        again = steps_of(model, drafter, caches, 3, kit.SECOND)
+        found = three.submit(lambda: ids(again)).result()
+    text = [*kit.PROMPT, *ids(first)]
+    assert found == kit.truth(target, [*text, *kit.SECOND], 3)
+    check_both(target, draft, caches, [*text, *kit.SECOND, *found])
+
+
+def test_a_generator_that_never_ran_took_nothing() -> None:
+    caches = both_caches("qwen3_5", "small_dense")
+    before = list(caches)
+    steps_of(kit.get("qwen3_5").model, kit.get("small_dense").model, caches).close()
+    assert caches == before

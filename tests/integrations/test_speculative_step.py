@@ -7,7 +7,8 @@ from typing import cast
 
 import mlx.core as mx
 import pytest
-from mlx_lm import generate as stock
+from mlx_lm.generate import generate_step
+from mlx_lm.generate import speculative_generate_step as stock_step
 from mlx_lm.models.cache import QuantizedKVCache
 from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_sampler
 
@@ -23,14 +24,14 @@ PROMPT = mx.array(kit.PROMPT)
 
 def test_the_signature_is_mlx_lms() -> None:
     ours = inspect.signature(speculative_generate_step).parameters
-    theirs = inspect.signature(stock.speculative_generate_step).parameters
+    theirs = inspect.signature(stock_step).parameters
     described = [[(p.name, p.kind, p.default) for p in s.values()] for s in (ours, theirs)]
     assert described[0] == described[1]
 
 
 def test_the_head_takes_the_same_options() -> None:
     ours = inspect.signature(mtp_generate_step).parameters
-    theirs = set(inspect.signature(stock.speculative_generate_step).parameters) - {"draft_model"}
+    theirs = set(inspect.signature(stock_step).parameters) - {"draft_model"}
     assert set(ours) == theirs
 
 
@@ -38,11 +39,7 @@ def test_the_head_takes_the_same_options() -> None:
 @pytest.mark.parametrize("draft", ["small_dense", "dense"])
 def test_dense_models_give_what_mlx_lm_gives(draft: str, depth: int) -> None:
     target, drafter = kit.get("dense").module, kit.get(draft).module
-    theirs = list(
-        stock.speculative_generate_step(
-            PROMPT, target, drafter, num_draft_tokens=depth, max_tokens=24
-        )
-    )
+    theirs = list(stock_step(PROMPT, target, drafter, num_draft_tokens=depth, max_tokens=24))
     ours = list(
         speculative_generate_step(
             PROMPT, kit.get("dense").stock, kit.get(draft).stock, num_draft_tokens=depth,
@@ -185,7 +182,7 @@ def test_none_takes_in_the_prompt_only() -> None:
 def test_a_quantised_cache_as_in_plain_decoding() -> None:
     wide = kit.get("wide_heads")
     options: dict[str, int] = {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 10}
-    plain = stock.generate_step(PROMPT, wide.module, max_tokens=16, **options)
+    plain = generate_step(PROMPT, wide.module, max_tokens=16, **options)
     caches = kit.stock_caches("wide_heads")
     steps = speculative_generate_step(
         PROMPT,

@@ -31,7 +31,7 @@ Drafter = Literal["sampled", "greedy", "lookup"]
 RuleMaker = Callable[[Sampling, int], Rule]
 ResultT = TypeVar("ResultT")
 
-HISTORY: Final = (1, 2, 1)
+HISTORY: Final = (1, 0, 1)
 """The prompt in front of the newest token. Penalties look back no further."""
 
 KEYED: Final = (
@@ -200,11 +200,11 @@ def traced_keys() -> Iterator[None]:
     """Let keys be made of arrays of seeds and positions."""
     with ExitStack() as stack:
         for name in KEYED:
-            stack.enter_context(mock.patch(name, _traced_key))
+            stack.enter_context(mock.patch(name, traced_key))
         yield
 
 
-def _traced_key(seed: mx.array, stream: int, position: mx.array) -> tuple[mx.array, mx.array]:
+def traced_key(seed: mx.array, stream: int, position: mx.array) -> tuple[mx.array, mx.array]:
     """`noise.key`, over arrays."""
     word = _mix64(_mix64(_mix64(seed) + _word(stream)) + position.astype(mx.uint64))
     return (word & _word(0xFFFFFFFF)).astype(mx.uint32), (word >> _word(32)).astype(mx.uint32)

@@ -111,13 +111,17 @@ def count_rows(cache: Sequence[object], count: int) -> None:
 
 
 @final
-class CertainProposer:
-    """Drafts the same token over and over, and draws nothing: a lookup at its worst."""
+class LookupProposer:
+    """Looks drafts up, and draws nothing.
 
-    name: Final = "certain"
+    Args:
+        after: The token to draft after each token.
+    """
 
-    def __init__(self, token: int) -> None:
-        self._token = token
+    name: Final = "lookup"
+
+    def __init__(self, after: Sequence[int]) -> None:
+        self._after = mx.array(list(after), dtype=mx.uint32)
         self._position = 0
 
     def attach(self, target: Target, /) -> None:
@@ -133,7 +137,10 @@ class CertainProposer:
         self._position += commit.tokens.shape[0]
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        return Draft(mx.array([self._token] * limit, dtype=mx.uint32))
+        tokens = [newest]
+        for _ in range(limit):
+            tokens.append(self._after[tokens[-1]])
+        return Draft(mx.concatenate(tokens[1:]))
 
     def settle(self) -> None:
         """Has no cache."""

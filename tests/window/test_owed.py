@@ -7,9 +7,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models import falcon_h1
-from mlx_lm.models.cache import CacheList
+from mlx_lm.models.cache import CacheList, make_prompt_cache
 
 from speculate import speculation
+from speculate.errors import SpeculateError
 from speculate.models.dense import DenseAdapter
 from tests import tiny
 from tests.backends.checks import check_kept_prefixes, check_rounds
@@ -22,6 +23,7 @@ from tests.backends.driving import (
     holding,
     ids,
     model,
+    stock,
 )
 from tests.backends.layers import consume, fresh, group
 
@@ -70,6 +72,20 @@ def test_owed_tokens_add_up_over_rejections_and_are_paid_at_once() -> None:
     script: list[tuple[int, int | None]] = [(4, 0), (4, 2), (1, 0), (0, None), (7, 3), (7, None)]
     check_rounds(model("lfm2"), ids(60), 9, script)
     check_kept_prefixes(model("lfm2"), 1, [4])
+
+
+def test_a_lent_list_does_not_lose_what_is_owed_in_silence() -> None:
+    """mlx-lm's caches know no owed tokens: kept ones are in them, or there is an error."""
+    caches = make_prompt_cache(stock("lfm2"))
+    feed(model("lfm2"), caches, TEXT)
+    try:
+        with speculation(caches) as window:
+            feed(model("lfm2"), caches, ids(4, seed=2))
+            window.keep(2)
+    except SpeculateError:
+        return
+    expected = cold(model("lfm2"), [*TEXT, *ids(4, seed=2)[:2]])[1]
+    assert_same(holding(caches), holding(expected), "refilled")
 
 
 def test_taking_over_what_is_owed() -> None:

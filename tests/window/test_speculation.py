@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from mlx_lm.models.cache import ChunkedKVCache, KVCache, make_prompt_cache
 
 import speculate
 from speculate import speculation
-from speculate.errors import OptionError, RewindError, SpeculateError
+from speculate.errors import CannotRewindError, OptionError, RewindError, SpeculateError
 from tests.backends.checks import refused
 from tests.backends.driving import (
     ALL,
@@ -171,13 +172,42 @@ def test_more_than_the_recorded_window_step_by_step_goes_back(family: str) -> No
     assert_same(holding(caches), before, "left")
 
 
-def test_only_rewindable_lists_are_taken() -> None:
-    from mlx_lm.models.cache import make_prompt_cache
+@pytest.mark.parametrize("family", ALL)
+def test_a_list_of_mlx_lm_is_lent_and_refilled(family: str) -> None:
+    caches = make_prompt_cache(stock(family))
+    originals = list(caches)
+    feed(model(family), caches, TEXT)
+    with speculation(caches) as window:
+        feed(model(family), caches, ids(4, seed=2))
+        window.keep(4)
+        feed(model(family), caches, ids(3, seed=3))
+    assert all(one is other for one, other in zip(caches, originals, strict=True))
+    text = [*TEXT, *ids(4, seed=2)]
+    plain = make_prompt_cache(stock(family))
+    feed(model(family), plain, TEXT)
+    adopted = model(family).adopt(plain)
+    feed(model(family), adopted, text[len(TEXT) :])
+    assert_same(holding(caches), holding([layer.hand_back() for layer in adopted]), "refilled")
 
-    bad: list[list[object]] = [[], make_prompt_cache(stock("dense"))]
-    for caches in bad:
-        with pytest.raises(OptionError, match="adopt"), speculation(caches):  # type: ignore[arg-type]
-            raise AssertionError
+
+def test_a_list_of_mlx_lm_is_refilled_after_an_exception() -> None:
+    caches = make_prompt_cache(stock("qwen3_5"))
+    originals = list(caches)
+    feed(model("qwen3_5"), caches, TEXT)
+    with pytest.raises(ZeroDivisionError), speculation(caches):
+        feed(model("qwen3_5"), caches, ids(4, seed=2))
+        raise ZeroDivisionError
+    assert all(one is other for one, other in zip(caches, originals, strict=True))
+    assert_same(holding(caches), holding(cold(model("qwen3_5"), TEXT)[1]), "refilled")
+
+
+def test_what_is_no_list_of_caches_is_refused() -> None:
+    with pytest.raises(OptionError, match="list"), speculation([]):
+        raise AssertionError
+    caches: list[object] = [KVCache(), ChunkedKVCache(8)]
+    with pytest.raises(CannotRewindError, match="layer 1"), speculation(caches):
+        raise AssertionError
+    assert [type(layer) for layer in caches] == [KVCache, ChunkedKVCache]
 
 
 def test_the_names_are_public() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from speculate import speculation
 from tests import tiny
 from tests.backends.checks import check_kept_prefixes, check_tail_independence, take_back
 from tests.backends.driving import (
@@ -110,6 +111,21 @@ def test_a_full_rewind_right_after_prefill(family: str) -> None:
         found = feed(model(family), caches, ids(3, seed=3))
         expected = cold(model(family), [*ids(12, seed=1)[:prompt], *ids(3, seed=3)])[0][-3:]
         assert_equal(found, expected, f"prompt {prompt}, fed again")
+
+
+@pytest.mark.parametrize("family", [*HYBRIDS, "gpt_oss", "lfm2"])
+def test_a_block_longer_than_the_recorded_window_is_cut(family: str) -> None:
+    block, newest = ids(70, seed=2), [*ids(1, seed=3)]
+    for m in (6, 37, 64, 69):
+        caches = cold(model(family), ids(12, seed=1))[1]
+        with speculation(caches) as window:
+            feed(model(family), caches, block)
+            window.keep(m)
+            found = feed(model(family), caches, newest)[-1]
+            window.keep(1)
+        whole, fresh = cold(model(family), [*ids(12, seed=1), *block[:m], *newest])
+        assert_equal(found, whole[-1], f"kept {m}")
+        assert_same(holding(caches), holding(fresh), f"kept {m}")
 
 
 @pytest.mark.parametrize("build", [tiny.dense, tiny.hybrid])

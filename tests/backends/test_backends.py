@@ -1,0 +1,191 @@
+"""What single caches promise besides rewinding: masks, late starts, checkpoints, types."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
+
+from speculate.backends import adoption
+from speculate.backends.adoption import adopt
+from speculate.backends.kv import RewindableKVCache
+from speculate.backends.quantized_kv import quantize
+from speculate.backends.rotating import RewindableRotatingKVCache, mask_with_sinks
+from speculate.errors import RewindError
+from speculate.protocols import RecordsRollback, Rollbackable, Trimmable
+from tests.backends.checks import refused
+from tests.backends.driving import (
+    CUT_ANYWHERE,
+    assert_close,
+    assert_equal,
+    assert_same,
+    feed,
+    holding,
+    ids,
+    model,
+    speculate_all,
+)
+from tests.backends.layers import KINDS, consume, fresh, group, make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_backend_is_what_the_protocols_ask_for(kind: str) -> None:
+    for cache in make(kind):
+        assert isinstance(cache, Trimmable)
+        assert isinstance(cache, Rollbackable)
+        assert isinstance(cache, RecordsRollback) == ("ArraysCache" in type(cache).__name__)
+        assert cache.length() == 0
+        assert cache.arrays() == []
+        # mlx-lm asks `if cache`: a false one would lose its mask and its state.
+        assert cache
+        assert cache.trim(0) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_returns_to_where_it_was_made(kind: str) -> None:
+    """Also from far behind, as a failed prefill does."""
+    for prompt in (0, 1, 12, 150):
+        caches = fresh(kind, ids(prompt))
+        before = holding(caches)
+        for widths in ((1,), (5, 1), (90, 3), (1, 1, 1)):
+            go_back = [cache.checkpoint() for cache in caches]
+            for width in widths:
+                consume(kind, caches, ids(width, seed=width))
+                mx.eval([cache.arrays() for cache in caches])
+            for restore in go_back:
+                restore()
+            if prompt:
+                assert_same(holding(caches), before, f"{widths} after {prompt}")
+            assert [cache.length() for cache in caches] == [prompt] * len(caches)
+        consume(kind, caches, ids(4, seed=2))
+        expected = holding(fresh(kind, [*ids(prompt), *ids(4, seed=2)]))
+        assert_same(holding(caches), expected, f"fed again after {prompt}")
+
+
+@pytest.mark.parametrize("prior", [0, 1, 6, 7, 8, 9, 30])
+@pytest.mark.parametrize("rows", [1, 2, 5, 9])
+@pytest.mark.parametrize("keep", [0, 4])
+def test_masks_are_stocks_masks(prior: int, rows: int, keep: int) -> None:
+    ours, stock = RewindableRotatingKVCache(8, keep), RotatingKVCache(8, keep)
+    row_cache, stock_rows = RewindableKVCache(), KVCache()
+    if prior:
+        new = mx.ones((1, 1, prior, 4))
+        for cache in (ours, stock, row_cache, stock_rows):
+            cache.update_and_fetch(new, new)
+    for found, expected in (
+        (ours.make_mask(rows), stock.make_mask(rows)),
+        (ours.make_mask(rows, window_size=8), stock.make_mask(rows, window_size=8)),
+        (ours.make_mask(rows, return_array=True), stock.make_mask(rows, return_array=True)),
+        (row_cache.make_mask(rows), stock_rows.make_mask(rows, False, None)),
+        (row_cache.make_mask(rows, True), stock_rows.make_mask(rows, True, None)),
+    ):
+        if isinstance(expected, mx.array):
+            assert isinstance(found, mx.array)
+            assert_equal(found, expected, "mask")
+        else:
+            assert found is expected or found == expected
+
+
+@pytest.mark.parametrize("fed", [1, 3, 5, 7, 8, 20])
+def test_a_narrower_mask_shows_the_newest_rows(fed: int) -> None:
+    """A layer may look at fewer rows than its cache holds."""
+    ours, stock = RewindableRotatingKVCache(8), RotatingKVCache(8)
+    for n in range(fed):
+        rows = mx.full((1, 1, 1, 4), n)
+        ours.update_and_fetch(rows, rows)
+        stock.update_and_fetch(rows, rows)
+    masks = [cache.make_mask(1, window_size=5) for cache in (ours, stock)]
+    seen = []
+    for cache, mask in zip((ours, stock), masks, strict=True):
+        keys, _ = cache.update_and_fetch(mx.full((1, 1, 1, 4), fed), mx.zeros((1, 1, 1, 4)))
+        values = keys[0, 0, :, 0].tolist()
+        shown = [True] * len(values) if mask is None else mask.tolist()
+        assert isinstance(shown, list)
+        seen.append(sorted(v for v, s in zip(values, shown, strict=True) if s))
+    assert seen[0] == seen[1] == list(range(max(0, fed - 4), fed + 1))
+
+
+def test_a_mask_with_sinks_shows_what_single_steps_see() -> None:
+    """Row by row: the sinks, and as many of the newest as fit in the window."""
+    for prior in (4, 7):
+        for offset in range(5):
+            row = mask_with_sinks(5, prior, 8, 4)[offset].tolist()
+            position = prior + offset
+            recent = range(max(0, position - 3), position + 1)
+            assert row == [c < 4 or c in recent for c in range(prior + 5)]
+
+
+# A cache that starts in the middle of a text, as a head's or a late draft's does.
+
+
+@pytest.mark.parametrize("family", CUT_ANYWHERE)
+def test_a_late_cache_has_true_positions_and_goes_back_to_its_start(family: str) -> None:
+    late, early = (model(family).make_cache(position=p) for p in (40, 0))
+    assert [layer.length() for layer in late] == [40] * len(late)
+    speculate_all(late)
+    whole = feed(model(family), late, ids(12))
+    assert [layer.length() for layer in late] == [52] * len(late)
+    # Rotary positions are relative: only rounding tells a late text from an early one.
+    assert_close(whole, feed(model(family), early, ids(12)), "logits")
+    before = holding(late)
+    assert refused(lambda: [layer.trim(13) for layer in late])
+    assert_same(holding(late), before, "refused")
+    for layer in late:
+        assert layer.trim(7) == 7
+    rows = [feed(model(family), late, [token]) for token in ids(12)[5:]]
+    assert_equal(mx.concatenate(rows), whole[5:], "single steps")
+    assert_same(holding(late), before, "fed again")
+
+
+@pytest.mark.parametrize("family", ["dense", "gpt_oss"])
+def test_a_late_cache_is_not_handed_to_mlx_lm(family: str) -> None:
+    """Its rows would count from 0 there."""
+    for layer in model(family).make_cache(position=40):
+        with pytest.raises(RewindError, match="started late"):
+            layer.hand_back()
+
+
+# Quantising in the middle of a text.
+
+
+def test_a_quantised_cache_takes_its_predecessors_place_in_the_group() -> None:
+    caches = fresh("hybrid", ids(12))
+    (plain,) = [cache for cache in caches if isinstance(cache, RewindableKVCache)]
+    index, rows = caches.index(plain), plain.arrays()
+    packed = quantize(plain, 32, 8)
+    group(caches).replace(index, packed)
+    caches[index] = packed
+    assert packed.length() == 12
+    assert plain.length() == 0
+    expected = mx.quantize(rows[0][..., :12, :], group_size=32, bits=8)
+    assert packed.keys is not None
+    for found, part in zip(packed.keys, expected, strict=True):
+        assert_equal(found[..., :12, :], part, "keys")
+    before = holding(caches)
+    group(caches).start()
+    consume("hybrid", caches, ids(4, seed=2))
+    assert refused(lambda: packed.trim(5))
+    group(caches).apply_keep(0, group(caches).plan_keep(0))
+    assert_same(holding(caches), before, "taken back")
+    assert isinstance(packed.hand_back(), QuantizedKVCache)
+
+
+def test_a_windows_state_is_not_assigned() -> None:
+    with pytest.raises(RewindError, match="adopt"):
+        RewindableRotatingKVCache(8).state = (None, None, 0, 0, 8, 0)  # type: ignore[assignment]
+
+
+def test_other_packages_can_bring_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Foreign:
+        """A cache class that only its own package knows."""
+
+    ours = RewindableKVCache()
+    entry = SimpleNamespace(load=lambda: lambda cache: ours)
+
+    def entry_points(*, group: str, name: str) -> list[object]:
+        return [entry] if (group, name) == (adoption.ENTRY_POINTS, "Foreign") else []
+
+    monkeypatch.setattr(adoption, "entry_points", entry_points)
+    assert adopt([Foreign(), KVCache()])[0] is ours

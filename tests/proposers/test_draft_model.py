@@ -1,0 +1,174 @@
+"""A draft model of any family: its drafts depend on the text alone, whatever was rejected."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Final
+
+import mlx.core as mx
+import pytest
+
+from speculate.decoding.decoder import Decoder
+from speculate.proposers import draft_model
+from speculate.proposers.draft_model import DraftModel
+from speculate.protocols import Round
+from speculate.strategies.fixed import Fixed
+from speculate.testing.fakes import ScheduledStrategy
+from tests import tiny
+from tests.decoding import kit
+from tests.decoding.watched import GuidedModel, WatchedModel, WatchedProposer, wrong_after
+from tests.proposers.laws import check_draft_model
+
+DRAFTS: Final = ("small_dense", "qwen3_5", "gpt_oss", "lfm2")
+TARGETS: Final = (*kit.PROMISED, "lfm2")
+
+
+@pytest.mark.parametrize("case", kit.sampled(product(TARGETS, DRAFTS, (1, 3, 6)), 12))
+def test_each_draft_for_each_target(case: tuple[str, str, int]) -> None:
+    name, draft, depth = case
+    text = [*kit.PROMPT, *kit.truth(name, kit.PROMPT, 24)]
+    wrong = {8, 9, 12, 18, 23}
+    proposer = DraftModel(GuidedModel(kit.get(draft).model, text, wrong))
+    caches = kit.stock_caches(name)
+    decoder = Decoder(kit.get(name).model, Fixed(proposer, depth))
+    tokens = list(decoder.generate(kit.PROMPT, 24, caches))
+    kit.check_tokens(name, kit.PROMPT, tokens)
+    kit.check_holds(name, caches, text)
+    assert 0 < decoder.stats.accepted_tokens < decoder.stats.draft_tokens
+
+
+@pytest.mark.parametrize("draft", [*DRAFTS, "qwen3_next"])
+@pytest.mark.parametrize("depths", [(3,), (4, 0, 1, 0, 0, 2)], ids=["fixed", "paused"])
+def test_drafts_are_those_of_a_cold_prefill(draft: str, depths: tuple[int, ...]) -> None:
+    name, prompt = "dense", kit.text_of(7)
+    text = [*prompt, *kit.truth(name, prompt, 24)]
+    # Nearly always wrong, past two windows: each draft is taken back.
+    watched = WatchedProposer(DraftModel(kit.get(draft).model))
+    strategy = ScheduledStrategy([(watched, k) for k in depths])
+    tokens = kit.decode(name, strategy, prompt, 24)
+    kit.check_tokens(name, prompt, tokens)
+    check_draft_model(draft, text, watched)
+
+
+@pytest.mark.parametrize("name", [*kit.PROMISED, "lfm2", "qwen3_5_moe"])
+def test_a_model_that_drafts_for_itself_is_always_right(name: str) -> None:
+    decoder = Decoder(kit.get(name).model, Fixed(DraftModel(kit.get(name).model), 3))
+    tokens = list(decoder.generate(kit.PROMPT, 24))
+    kit.check_tokens(name, kit.PROMPT, tokens)
+    assert decoder.stats.accepted_per_position == decoder.stats.total.drafted_per_position
+    assert decoder.stats.mean_acceptance_length == 4.0
+
+
+@pytest.mark.parametrize("flush", [2, 256])
+@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss", "lfm2"])
+def test_a_proposer_that_paused_is_right_again_at_once(
+    name: str, flush: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Twenty rounds without drafts: more than wait, and more than share a forward.
+    monkeypatch.setattr(draft_model, "FLUSH", flush)
+    proposer = DraftModel(kit.get(name).model)
+    strategy = ScheduledStrategy([(proposer, k) for k in [3, *[0] * 20, 3]])
+    decoder = Decoder(kit.get(name).model, strategy)
+    tokens = list(decoder.generate(kit.PROMPT, 30))
+    kit.check_tokens(name, kit.PROMPT, tokens)
+    assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens >= 6
+
+
+def test_a_windowed_draft_keeps_drafting_well_past_its_window() -> None:
+    text = [*kit.PROMPT, *kit.truth("windowed_deep", kit.PROMPT, 40)]
+    # The same weights with a window of 8: right as often as a cold prefill of it is.
+    watched = WatchedProposer(DraftModel(kit.get("gpt_oss").model))
+    tokens = kit.decode("windowed_deep", Fixed(watched, 3), count=40)
+    kit.check_tokens("windowed_deep", kit.PROMPT, tokens)
+    check_draft_model("gpt_oss", text, watched)
+
+
+# Its cache.
+
+
+@pytest.mark.parametrize("draft", ["small_dense", "qwen3_5", "gpt_oss"])
+@pytest.mark.parametrize("accepted", range(5))
+def test_its_cache_follows_what_was_accepted(draft: str, accepted: int) -> None:
+    depth, start = 4, len(kit.PROMPT)
+    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 20)]
+    wrong = wrong_after([accepted] * 20, start, depth)
+    small = WatchedModel(kit.get(draft).model, place="draft")
+    lengths: list[tuple[int, int]] = []
+    length = start - 1
+
+    def note(round: Round) -> None:
+        nonlocal length
+        length += round.emitted
+        if not round.cut and round.drafted == depth:
+            assert round.accepted == accepted
+            (found,) = small.lengths()
+            lengths.append((found, length))
+
+    proposer = DraftModel(GuidedModel(small, text, wrong))
+    decoder = Decoder(kit.get("dense").model, Fixed(proposer, depth), observer=note)
+    list(decoder.generate(kit.PROMPT, 20))
+    # The last of a draft is never fed to it before it is accepted.
+    missing = 1 if accepted == depth else 0
+    assert len(lengths) >= 2
+    assert {committed - found for found, committed in lengths} == {missing}
+
+
+HANDED: Final = product(DRAFTS, (1, 4, 5, 9), ("right", "wrong"))
+
+
+@pytest.mark.parametrize("case", kit.sampled(HANDED, 12))
+def test_a_cache_handed_over_ends_with_the_targets(case: tuple[str, int, str]) -> None:
+    draft, count, wrong = case
+    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 12)]
+    model = kit.get(draft).model
+    mistakes = () if wrong == "right" else range(len(kit.PROMPT) + 1, 40, 3)
+    given = model.make_cache()
+    proposer = DraftModel(GuidedModel(model, text, mistakes), cache=given)
+    tokens = kit.decode("dense", Fixed(proposer, 4), count=count)
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+    back: list[object] = [layer.hand_back() for layer in given]
+    kit.check_holds(draft, back, text[: len(kit.PROMPT) + count])
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_a_cache_handed_over_with_the_earlier_text_goes_on(draft: str) -> None:
+    first = kit.truth("dense", kit.PROMPT, 4)
+    text = [*kit.PROMPT, *first, *kit.SECOND]
+    target, stock = kit.stock_caches("dense"), kit.stock_caches(draft)
+    kit.feed("dense", target, text[:10])
+    kit.feed(draft, stock, text[:10])
+    given = kit.get(draft).model.adopt(stock)
+    watched = WatchedProposer(DraftModel(kit.get(draft).model, cache=given))
+    tokens = kit.decode("dense", Fixed(watched, 3), kit.SECOND, 8, target)
+    kit.check_tokens("dense", text, tokens)
+    text += kit.ids_of(tokens)
+    check_draft_model(draft, text, watched)
+    kit.check_holds(draft, [layer.hand_back() for layer in given], text)
+
+
+@pytest.mark.parametrize("draft", ["small_dense", "qwen3_5"])
+def test_a_fresh_decoder_on_an_old_cache_drafts_late_and_exactly(draft: str) -> None:
+    caches = kit.stock_caches("dense")
+    kit.feed("dense", caches, kit.PROMPT)
+    text = [*kit.PROMPT, *kit.SECOND]
+    script = [*text, *kit.truth("dense", text, 8)]
+    small = WatchedModel(kit.get(draft).model, place="draft")
+    proposer = DraftModel(GuidedModel(small, script))
+    decoder = Decoder(kit.get("dense").model, Fixed(proposer, 3))
+    tokens = list(decoder.generate(kit.SECOND, 8, caches))
+    kit.check_tokens("dense", text, tokens)
+    assert proposer.position() == len(text) + 8
+    # It has seen the new tokens only, at their true positions.
+    assert sum(small.widths) <= len(kit.SECOND) + 8 + 3
+    assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens
+
+
+def test_ids_that_only_the_drafts_padding_has_are_never_drafted() -> None:
+    padded = kit.adapted(tiny.dense(seed=9, vocab_size=80, tie_word_embeddings=False))
+    table = padded.stock.lm_head.weight  # type: ignore[attr-defined]
+    table[70:] = table[70:] * 100
+    mx.eval(table)
+    watched = WatchedProposer(DraftModel(padded.model))
+    tokens = kit.decode("dense", Fixed(watched, 4), count=16)
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+    assert max(id_ for _, _, ids in watched.drafts for id_ in ids) < tiny.VOCAB

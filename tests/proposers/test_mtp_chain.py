@@ -1,0 +1,92 @@
+"""The chain over a head: any depth, exact, and a function of the text alone."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Final
+
+import pytest
+
+from speculate.decoding.decoder import Decoder
+from speculate.proposers import mtp_chain
+from speculate.proposers.mtp_chain import MTPChain
+from speculate.strategies.fixed import Fixed
+from speculate.testing.fakes import ScheduledStrategy
+from tests.decoding import kit
+from tests.decoding.heads import with_head, with_knowing_head
+from tests.decoding.watched import WatchedProposer
+from tests.proposers.laws import check_head
+
+WITH_HEADS: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+
+
+@pytest.mark.parametrize("case", kit.sampled(product(WITH_HEADS, range(1, 6)), 5))
+def test_a_real_head_never_changes_the_text(case: tuple[str, int]) -> None:
+    name, depth = case
+    tiny = with_head(name)
+    watched = WatchedProposer(MTPChain())
+    caches = kit.stock_caches(name)
+    tokens = list(Decoder(tiny.model, Fixed(watched, depth)).generate(kit.PROMPT, 14, caches))
+    kit.check_tokens(name, kit.PROMPT, tokens)
+    text = [*kit.PROMPT, *kit.ids_of(tokens)]
+    kit.check_holds(name, caches, text)
+    check_head(tiny, text, watched)
+
+
+@pytest.mark.parametrize("depths", [(2, 0, 0, 3), (1, 4, 0)], ids=str)
+@pytest.mark.parametrize("flush", [2, 256])
+def test_drafts_after_a_pause_are_those_of_a_head_that_took_in_everything(
+    depths: tuple[int, ...], flush: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mtp_chain, "FLUSH", flush)
+    tiny = with_head("qwen3_5")
+    watched = WatchedProposer(MTPChain())
+    strategy = ScheduledStrategy([(watched, k) for k in depths])
+    decoder = Decoder(tiny.model, strategy, prefill_step_size=4)
+    prompt = kit.text_of(11)
+    tokens = list(decoder.generate(prompt, 14))
+    kit.check_tokens("qwen3_5", prompt, tokens)
+    check_head(tiny, [*prompt, *kit.ids_of(tokens)], watched)
+
+
+@pytest.mark.parametrize("depth", range(1, 6))
+@pytest.mark.parametrize("name", kit.PROMISED)
+def test_a_head_that_is_right_is_accepted_at_every_depth(name: str, depth: int) -> None:
+    tiny, _ = with_knowing_head(name, [*kit.PROMPT, *kit.truth(name, kit.PROMPT, 20)])
+    decoder = Decoder(tiny.model, Fixed(MTPChain(), depth))
+    tokens = list(decoder.generate(kit.PROMPT, 2 * (depth + 1)))
+    kit.check_tokens(name, kit.PROMPT, tokens)
+    assert decoder.stats.rounds == 2
+    assert decoder.stats.accepted_tokens == 2 * depth
+
+
+def test_a_prompt_of_one_token_has_nothing_to_draft_from_at_first() -> None:
+    tiny = with_head("qwen3_5")
+    watched = WatchedProposer(MTPChain())
+    tokens = list(Decoder(tiny.model, Fixed(watched, 2)).generate([9], 6))
+    kit.check_tokens("qwen3_5", [9], tokens)
+    assert watched.drafts[0] == (0, 9, [])
+    assert [len(ids) for _, _, ids in watched.drafts[1:2]] == [2]
+
+
+def test_a_head_is_used_without_being_asked_for() -> None:
+    tiny, head = with_knowing_head("qwen3_5", [*kit.PROMPT, *kit.truth("qwen3_5", kit.PROMPT, 9)])
+    decoder = Decoder(tiny.model)
+    tokens = list(decoder.generate(kit.PROMPT, 8))
+    kit.check_tokens("qwen3_5", kit.PROMPT, tokens)
+    assert [t.proposer for t in tokens] == ["mtp", None] * 4
+    assert head.rows()
+    plain = Decoder(kit.get("qwen3_5").model)
+    assert {t.proposer for t in plain.generate(kit.PROMPT, 8)} == {None}
+
+
+def test_a_shared_prefix_is_paired_with_the_token_that_follows_it_now() -> None:
+    name, tiny = "qwen3_5", with_head("qwen3_5")
+    for turn in ([7, 3], [9, 3]):
+        caches = kit.stock_caches(name)
+        text = [*kit.PROMPT, *turn]
+        decoder = Decoder(tiny.model, Fixed(watched := WatchedProposer(MTPChain()), 2))
+        list(decoder.generate(kit.PROMPT, 0, caches))
+        tokens = list(decoder.generate(turn, 6, caches))
+        kit.check_tokens(name, text, tokens)
+        check_head(tiny, [*text, *kit.ids_of(tokens)], watched)

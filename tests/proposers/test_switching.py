@@ -1,0 +1,93 @@
+"""Several proposers in one run: each hears everything, whoever drafted."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from speculate.decoding.decoder import Decoder
+from speculate.proposers.draft_model import DraftModel
+from speculate.proposers.mtp_chain import MTPChain
+from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
+from tests import tiny
+from tests.decoding import kit
+from tests.decoding.heads import with_head, with_knowing_head
+from tests.decoding.watched import WatchedProposer
+from tests.proposers.laws import check_draft_model, check_head
+
+NAME: Final = "qwen3_5"
+
+
+@pytest.mark.parametrize("draft", ["small_dense", "qwen3_5", "gpt_oss", "lfm2"])
+@pytest.mark.parametrize(
+    "plan", ["m3 d3 m1 d2", "d2 - - m4 - d1", "m2 m2 - d4 d4 -", "s4 m2 s4 d2 -"]
+)
+def test_what_each_drafts_does_not_depend_on_who_drafted_before(draft: str, plan: str) -> None:
+    model = with_head(NAME)
+    text = [*kit.PROMPT, *kit.truth(NAME, kit.PROMPT, 22)]
+    chain = WatchedProposer(MTPChain())
+    small = WatchedProposer(DraftModel(kit.get(draft).model))
+    script = ScriptedProposer(text, lambda n: (2, None)[n % 2], vocab_size=tiny.VOCAB)
+    who = {"m": chain, "d": small, "s": script}
+    steps = [step if len(step) == 2 else "m0" for step in plan.split()]
+    # Those who are never asked hear of everything as well.
+    strategy = ScheduledStrategy([*[(who[s[0]], int(s[1])) for s in steps], (chain, 0), (small, 0)])
+    caches = kit.stock_caches(NAME)
+    decoder = Decoder(model.model, strategy)
+    tokens = list(decoder.generate(kit.PROMPT, 22, caches))
+    kit.check_tokens(NAME, kit.PROMPT, tokens)
+    kit.check_holds(NAME, caches, text)
+    check_head(model, text, chain)
+    check_draft_model(draft, text, small)
+    assert chain.position() == small.position() == len(text)
+
+
+@pytest.mark.parametrize("pause", [1, 5, 15])
+def test_two_perfect_proposers_stay_perfect_with_pauses_between(pause: int) -> None:
+    count = 3 * pause + 22
+    text = [*kit.PROMPT, *kit.truth(NAME, kit.PROMPT, count)]
+    model, _ = with_knowing_head(NAME, text)
+    chain, small = MTPChain(), DraftModel(kit.get(NAME).model)
+    off = [(chain, 0)] * pause
+    plans = [(chain, 3), *off, (small, 3), *off, (chain, 1), (small, 2), *off]
+    decoder = Decoder(model.model, ScheduledStrategy(plans))
+    tokens = list(decoder.generate(kit.PROMPT, count))
+    kit.check_tokens(NAME, kit.PROMPT, tokens)
+    stats = decoder.stats
+    assert {name: s.draft_tokens - s.accepted_tokens for name, s in stats.by_proposer.items()} == {
+        "mtp": 0,
+        "draft": 0,
+    }
+    assert stats.draft_tokens >= 9
+
+
+def test_every_proposer_hears_every_verdict() -> None:
+    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 12)]
+    scripts = [
+        WatchedProposer(ScriptedProposer(text, lambda _: 1, vocab_size=tiny.VOCAB, name=name))
+        for name in ("one", "two")
+    ]
+    strategy = ScheduledStrategy([(scripts[0], 3), (scripts[1], 2), (scripts[0], 0)])
+    tokens = kit.decode("dense", strategy, count=10)
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+    assert scripts[0].commits == scripts[1].commits
+    fed, *rounds = scripts[0].commits
+    assert fed == (len(kit.PROMPT) - 1, -1, -1)
+    assert rounds[:3] == [(2, 3, 1), (2, 2, 1), (1, -1, -1)]
+    assert sum(tokens for tokens, _, _ in scripts[0].commits) == len(kit.PROMPT) + 10
+
+
+def test_several_proposers_each_have_counters_of_their_own() -> None:
+    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 12)]
+    right = ScriptedProposer(text, vocab_size=tiny.VOCAB, name="right")
+    wrong = ScriptedProposer(text, lambda _: 0, vocab_size=tiny.VOCAB, name="wrong")
+    decoder = Decoder(kit.get("dense").model, ScheduledStrategy([(right, 2), (wrong, 3)]))
+    tokens = list(decoder.generate(kit.PROMPT, 8))
+    assert [t.proposer for t in tokens] == ["right", "right", None, None] * 2
+    by_name = decoder.stats.by_proposer
+    assert (by_name["right"].draft_tokens, by_name["right"].accepted_tokens) == (4, 4)
+    assert by_name["wrong"].accepted_tokens == 0
+    assert by_name["right"].mean_acceptance_length == 3.0
+    assert by_name["wrong"].mean_acceptance_length == 1.0
+    assert decoder.stats.draft_tokens == sum(s.draft_tokens for s in by_name.values())

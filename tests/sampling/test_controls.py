@@ -1,0 +1,89 @@
+"""The tests of the law refuse the mistakes that engines ship."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+import pytest
+
+from speculate.sampling.options import Sampling
+from tests.sampling import controls
+from tests.sampling.batched import Setting, decode, rule_of
+from tests.sampling.laws import CHANCE, joint, p_value
+from tests.sampling.toys import table
+
+SMALL: Final = Setting(
+    sampling=Sampling(temperature=0.9, mode="rejection"),
+    depth=2,
+    target=table(1, 4),
+    drafts=0.3 * table(1, 4) + 0.9 * table(2, 4),
+)
+FILTERED: Final = attrs.evolve(SMALL, sampling=attrs.evolve(SMALL.sampling, top_k=2))
+FAR_APART: Final = Setting(
+    sampling=Sampling(temperature=0.9, mode="block"),
+    depth=4,
+    target=table(5, 3),
+    drafts=table(7, 3),
+    start=1,
+)
+SEEDS: Final = 3000
+
+
+def p_of_text(setting: Setting, seeds: int = SEEDS) -> float:
+    """How well the first two tokens of many texts fit the target's law."""
+    return p_value(decode(setting, seeds, 2).beginnings(2), joint(setting.after, 2))
+
+
+def p_of_round(setting: Setting, seeds: int = SEEDS) -> float:
+    """How well one round's accepted drafts, with the token after them, fit theirs."""
+    return p_value(decode(setting, seeds).round(0), setting.round_law())
+
+
+@pytest.mark.parametrize("setting", [SMALL, FILTERED, FAR_APART])
+def test_the_right_rules_are_not_refused(setting: Setting) -> None:
+    assert min(p_of_text(setting), p_of_round(setting)) > CHANCE
+
+
+def test_the_controls_are_right_before_they_are_broken() -> None:
+    right = attrs.evolve(SMALL, rule=controls.PlainRejection)
+    assert min(p_of_text(right), p_of_round(right)) > CHANCE
+
+
+@pytest.mark.parametrize(
+    ("wrong", "setting"),
+    [
+        (controls.CoinFromTheDraft, SMALL),
+        (controls.LawBeforeFilters, FILTERED),
+        (controls.SoftLawOfGreedyDrafts, SMALL),
+        (controls.RestNotRenormalised, SMALL),
+        (controls.RestIsTheTarget, SMALL),
+        (controls.AcceptIfMostLikely, SMALL),
+        (controls.SameNoiseAtEachPlace, SMALL),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_biased_rule_is_refused_by_its_text(
+    wrong: type[controls.PlainRejection], setting: Setting
+) -> None:
+    assert p_of_text(attrs.evolve(setting, rule=wrong)) < CHANCE
+
+
+def test_a_bonus_token_from_the_wrong_row_is_refused() -> None:
+    wrong = attrs.evolve(SMALL, depth=1, rule=controls.BonusFromTheWrongRow)
+    assert p_of_text(wrong) < CHANCE
+    assert p_of_round(wrong) < CHANCE
+
+
+def test_noise_shared_by_draft_and_residual_is_refused() -> None:
+    """This bias is small: it takes more texts, and shows best in what a round accepted."""
+    shared = attrs.evolve(SMALL, depth=3)
+    assert p_of_round(attrs.evolve(shared, rule=controls.RestFromTheDraft), 40_000) < CHANCE
+    assert p_of_round(shared, 40_000) > CHANCE
+
+
+def test_noise_that_rounds_of_block_verification_share_is_refused() -> None:
+    """A rejected block has looked at the coins of all its places, and they were bad."""
+    binary = attrs.evolve(FAR_APART, target=table(5, 2), drafts=table(7, 2))
+    assert p_of_text(attrs.evolve(binary, rule=controls.same_noise_each_round)) < CHANCE
+    assert p_of_text(attrs.evolve(binary, rule=rule_of)) > CHANCE

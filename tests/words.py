@@ -21,6 +21,20 @@ EOS_ID: Final = tiny.VOCAB - 1
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 """Ids 0 to 25. Then come 26 capitals, pairs, a space, a euro sign in three bytes, and the end."""
 
+DENSE: Final[dict[str, object]] = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": tiny.VOCAB,
+    "tie_word_embeddings": True,
+    "eos_token_id": [61, EOS_ID],
+}
+"""`config.json` of `tiny.dense()`."""
+
 
 @cache
 def vocabulary() -> dict[str, int]:
@@ -44,10 +58,10 @@ def fast_tokenizer(shift: int = 0) -> PreTrainedTokenizerFast:
     )
 
 
-def wrapper(eos: int = EOS_ID) -> TokenizerWrapper:
-    """The tokenizer in mlx-lm's form, as it is after loading."""
+def wrapper(*eos: int) -> TokenizerWrapper:
+    """The tokenizer in mlx-lm's form, as it is after loading; nothing ends a text by default."""
     found = TokenizerWrapper(fast_tokenizer(), BPEStreamingDetokenizer)
-    found.eos_token_ids = {eos}
+    found.eos_token_ids = eos
     return found
 
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
-from recipes.demo import export, fastmath, loop, tokenizer
+from recipes.demo import export, fastmath, loop, models, tokenizer
 from recipes.demo.paths import work
 
 PROMPT, LENGTH, ROWS = 64, 256, 192
@@ -46,26 +46,7 @@ def wanted(scores: mx.array) -> mx.array:
     return mx.stop_gradient(_HARD * first + (1 - _HARD) * fastmath.softmax(scores))
 
 
-@mx.custom_function
-def soft_loss(scores: mx.array, target: mx.array) -> mx.array:
-    """Returns each row's cross entropy against a distribution."""
-    shifted = scores - mx.max(scores, axis=-1, keepdims=True)
-    total = mx.log(mx.sum(fastmath._exp(shifted), axis=-1))
-    return total - mx.sum(target * shifted, axis=-1)
-
-
-@soft_loss.vjp
-def _soft_loss_vjp(
-    inputs: list[mx.array], cotangent: mx.array, out: mx.array
-) -> tuple[mx.array, mx.array]:
-    scores, target = inputs
-    del out
-    e = fastmath._exp(scores - mx.max(scores, axis=-1, keepdims=True))
-    p = e / mx.sum(e, axis=-1, keepdims=True)
-    return (p - target) * cotangent[..., None], mx.zeros_like(target)
-
-
-def _continue(model: export.models.Hybrid, prompts: mx.array) -> tuple[np.ndarray, np.ndarray]:
+def _continue(model: models.Hybrid, prompts: mx.array) -> tuple[np.ndarray, np.ndarray]:
     """Decodes greedily from prompts; returns tokens and final hidden rows of whole sequences."""
     trunk = model.language_model
     cache = make_prompt_cache(trunk)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -43,7 +44,7 @@ def continued(model: nn.Module, prompt: list[int], count: int = NEW_TOKENS) -> l
     cache, tokens = make_prompt_cache(model), list(prompt)
     pending = mx.array([prompt])
     for _ in range(count):
-        tokens.append(int(mx.argmax(model(pending, cache)[0, -1]).item()))
+        tokens.append(int(np.array(mx.argmax(model(pending, cache)[0, -1]))))
         if tokens[-1] == tokenizer.EOS_ID:
             break
         pending = mx.array([tokens[-1:]])
@@ -91,7 +92,7 @@ def _shares(counts: Iterable[np.ndarray]) -> str:
 
 def shipped_head(folder: Path = HYBRID) -> models.Hybrid:
     """Reads the target's folder, head and all, with the quantised weights expanded."""
-    stored = mx.load(str(folder / "model.safetensors"))
+    stored = cast(dict[str, mx.array], mx.load(str(folder / "model.safetensors")))
     plain = {}
     for name, value in stored.items():
         stem = name.removesuffix(".weight")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ def write(module: nn.Module, config: models.Config, folder: Path) -> None:
     save_model(staged, module)
     (staged / "model.safetensors.index.json").unlink(missing_ok=True)
     save_config(settings, staged / "config.json")
+    for name in config.get("configuration_files", ()):
+        text = json.dumps(models.TOKENIZER_VIEW, indent=4) + "\n"
+        (staged / name).write_text(text, encoding="utf-8")
     tokenizer.save(staged)
     folder.mkdir(parents=True, exist_ok=True)
     for path in staged.iterdir():

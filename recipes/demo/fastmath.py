@@ -7,6 +7,8 @@ fifth of that, with a relative error of 1e-4.  Inference never uses any of this.
 
 from __future__ import annotations
 
+from typing import cast
+
 import mlx.core as mx
 
 _TAYLOR = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)
@@ -30,49 +32,61 @@ def _sigmoid(x: mx.array) -> mx.array:
 
 
 @mx.custom_function
-def silu(x: mx.array) -> mx.array:
-    """Computes x * sigmoid(x)."""
+def _silu_rule(x: mx.array) -> mx.array:
     return x * _sigmoid(x)
 
 
-@silu.vjp
+@_silu_rule.vjp
 def _silu_vjp(x: mx.array, cotangent: mx.array, out: mx.array) -> mx.array:
     s = _sigmoid(x)
     return cotangent * (s + out * (1.0 - s))
 
 
+def silu(x: mx.array) -> mx.array:
+    """Computes x * sigmoid(x)."""
+    return cast(mx.array, _silu_rule(x))
+
+
 @mx.custom_function
-def sigmoid(x: mx.array) -> mx.array:
-    """Computes the logistic function."""
+def _sigmoid_rule(x: mx.array) -> mx.array:
     return _sigmoid(x)
 
 
-@sigmoid.vjp
+@_sigmoid_rule.vjp
 def _sigmoid_vjp(x: mx.array, cotangent: mx.array, out: mx.array) -> mx.array:
     return cotangent * out * (1.0 - out)
 
 
+def sigmoid(x: mx.array) -> mx.array:
+    """Computes the logistic function."""
+    return cast(mx.array, _sigmoid_rule(x))
+
+
 @mx.custom_function
-def softmax(x: mx.array) -> mx.array:
-    """Computes the softmax over the last axis."""
+def _softmax_rule(x: mx.array) -> mx.array:
     e = _exp(x - mx.max(x, axis=-1, keepdims=True))
     return e / mx.sum(e, axis=-1, keepdims=True)
 
 
-@softmax.vjp
+@_softmax_rule.vjp
 def _softmax_vjp(x: mx.array, cotangent: mx.array, out: mx.array) -> mx.array:
     product = cotangent * out
     return product - out * mx.sum(product, axis=-1, keepdims=True)
 
 
+def softmax(x: mx.array) -> mx.array:
+    """Computes the softmax over the last axis."""
+    return cast(mx.array, _softmax_rule(x))
+
+
 @mx.custom_function
-def _cross_entropy(logits: mx.array, labels: mx.array) -> mx.array:
+def _cross_entropy_rule(logits: mx.array, labels: mx.array) -> mx.array:
     top = mx.max(logits, axis=-1, keepdims=True)
     total = mx.log(mx.sum(_exp(logits - top), axis=-1, keepdims=True)) + top
     return (total - mx.take_along_axis(logits, labels[..., None], axis=-1)).squeeze(-1)
 
 
-@_cross_entropy.vjp
+@_cross_entropy_rule.vjp
 def _cross_entropy_vjp(
     inputs: list[mx.array], cotangent: mx.array, out: mx.array
 ) -> tuple[mx.array, mx.array]:
@@ -94,8 +108,37 @@ def cross_entropy(logits: mx.array, labels: mx.array) -> mx.array:
     Returns:
         The losses, [...].
     """
-    loss: mx.array = _cross_entropy(logits, labels)
-    return loss
+    return cast(mx.array, _cross_entropy_rule(logits, labels))
+
+
+@mx.custom_function
+def _soft_rule(logits: mx.array, target: mx.array) -> mx.array:
+    shifted = logits - mx.max(logits, axis=-1, keepdims=True)
+    return mx.log(mx.sum(_exp(shifted), axis=-1)) - mx.sum(target * shifted, axis=-1)
+
+
+@_soft_rule.vjp
+def _soft_vjp(
+    inputs: list[mx.array], cotangent: mx.array, out: mx.array
+) -> tuple[mx.array, mx.array]:
+    logits, target = inputs
+    del out
+    e = _exp(logits - mx.max(logits, axis=-1, keepdims=True))
+    p = e / mx.sum(e, axis=-1, keepdims=True)
+    return (p - target) * cotangent[..., None], mx.zeros_like(target)
+
+
+def soft_cross_entropy(logits: mx.array, target: mx.array) -> mx.array:
+    """Returns each row's loss against a distribution.
+
+    Args:
+        logits: Scores, [..., vocabulary].
+        target: Probabilities, which get no gradient, [..., vocabulary].
+
+    Returns:
+        The losses, [...].
+    """
+    return cast(mx.array, _soft_rule(logits, target))
 
 
 def attention(

@@ -9,7 +9,7 @@ inverses are taken at once, and only two small products per chunk remain sequent
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,12 +18,12 @@ CHUNK = 32
 
 
 @mx.custom_function
-def _inverse(lower: mx.array) -> mx.array:
+def _inverse_rule(lower: mx.array) -> mx.array:
     """Inverts lower triangular matrices (LAPACK: exact where a power series would cancel)."""
     return mx.linalg.tri_inv(lower, upper=False, stream=mx.cpu)
 
 
-@_inverse.vjp
+@_inverse_rule.vjp
 def _inverse_vjp(lower: mx.array, cotangent: mx.array, out: mx.array) -> mx.array:
     del lower
     t = out.swapaxes(-1, -2)
@@ -63,7 +63,7 @@ def chunked(
     strict = mx.tril(mx.ones((size, size)), -1)
 
     system = mx.eye(size) + beta * (k @ k.swapaxes(-1, -2)) * decay * strict
-    inverse = _inverse(system)
+    inverse = cast(mx.array, _inverse_rule(system))
     grown = mx.exp(c)
     written = inverse @ (beta * v)
     removed = inverse @ (beta * grown * k)

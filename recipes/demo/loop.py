@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -48,10 +49,16 @@ def windows(tokens: np.ndarray, batch: int, length: int, seed: int) -> Iterator[
         yield mx.array(tokens[starts[:, None] + np.arange(length)])
 
 
+def flat(tree: Any) -> dict[str, mx.array]:
+    """Returns a module's parameters by their dotted names."""
+    pairs: list[tuple[str, mx.array]] = tree_flatten(tree)
+    return dict(pairs)
+
+
 def save(module: nn.Module, path: Path) -> None:
     """Writes a checkpoint in one move, so that a killed run leaves the one before."""
     part = path.with_suffix(".part.safetensors")
-    mx.save_safetensors(str(part), dict(tree_flatten(module.parameters())))
+    mx.save_safetensors(str(part), flat(module.parameters()))
     part.replace(path)
 
 
@@ -74,20 +81,20 @@ def fit(
         minutes: How long, in wall time; the schedule follows it.
         peak: The highest rate.
     """
-    values = dict(tree_flatten(module.trainable_parameters()))
+    values = flat(module.trainable_parameters())
     state = optim.begin(values)
 
-    def losses(flat: optim.Tree, *batch: mx.array) -> tuple[mx.array, mx.array]:
-        module.update(tree_unflatten(list(flat.items())))
+    def losses(weights: optim.Tree, *batch: mx.array) -> tuple[mx.array, mx.array]:
+        module.update(tree_unflatten(list(weights.items())))
         parts = loss(*batch)
         return parts[0], parts
 
     def step(
-        flat: optim.Tree, state: optim.Tree, rate: mx.array, *batch: mx.array
+        weights: optim.Tree, state: optim.Tree, rate: mx.array, *batch: mx.array
     ) -> tuple[optim.Tree, optim.Tree, mx.array]:
-        (_, parts), gradients = mx.value_and_grad(losses)(flat, *batch)
-        flat, state = optim.update(flat, gradients, state, rate)
-        return flat, state, parts
+        (_, parts), gradients = mx.value_and_grad(losses)(weights, *batch)
+        weights, state = optim.update(weights, gradients, state, rate)
+        return weights, state, parts
 
     compiled = mx.compile(step)
     clock, saved = Clock(minutes), time.monotonic()

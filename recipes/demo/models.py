@@ -6,9 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 from mlx_lm.models import gpt_oss, qwen3, qwen3_5
 
+from recipes.demo import loop
 from recipes.demo.mtp_head import Head
 from recipes.demo.tokenizer import EOS_ID, VOCAB_SIZE
 
@@ -19,6 +19,7 @@ HYBRID: Config = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],
     "eos_token_id": EOS_ID,
     "tie_word_embeddings": True,
+    "configuration_files": ["config.5.0.0.json"],
     "text_config": {
         "model_type": "qwen3_5_text",
         "vocab_size": VOCAB_SIZE,
@@ -48,6 +49,15 @@ HYBRID: Config = {
         },
     },
 }
+
+TOKENIZER_VIEW: Config = {"model_type": "qwen3", "eos_token_id": EOS_ID}
+"""What ``config.5.0.0.json`` of the target says, and why there is one.
+
+transformers 5 replaces the tokenizer of any folder whose ``model_type`` is ``qwen3_5`` by Qwen's
+own, which splits text differently, whatever ``tokenizer_config.json`` says.  By transformers'
+``configuration_files`` it reads this file in place of ``config.json``, and then keeps to
+``tokenizer.json``; mlx-lm reads ``config.json`` alone.
+"""
 
 DRAFT: Config = {
     "model_type": "qwen3",
@@ -90,7 +100,7 @@ WINDOWED: Config = {
 }
 
 
-class Hybrid(nn.Module):  # type: ignore[misc]
+class Hybrid(nn.Module):
     """The target with its head, under the names that the two have on disk."""
 
     def __init__(self) -> None:
@@ -153,5 +163,6 @@ def _spread_decays(gdn: nn.Module) -> None:
 def _quiet_residuals(model: nn.Module) -> None:
     """Zeroes what writes into the residual stream, so that training starts from the identity."""
     ends = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
-    quiet = [(k, mx.zeros_like(v)) for k, v in tree_flatten(model.parameters()) if k.endswith(ends)]
+    values = loop.flat(model.parameters())
+    quiet = [(k, mx.zeros_like(v)) for k, v in values.items() if k.endswith(ends)]
     model.load_weights(quiet, strict=False)

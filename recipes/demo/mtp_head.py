@@ -17,7 +17,7 @@ from mlx_lm.models.qwen3_5 import DecoderLayer
 from recipes.demo import fastmath
 
 
-class Head(nn.Module):  # type: ignore[misc]
+class Head(nn.Module):
     """The head's weights, under their names on disk."""
 
     def __init__(self, args: Any) -> None:

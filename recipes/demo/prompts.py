@@ -16,13 +16,17 @@ _TOKENS = (100, 200)
 
 
 def cut(text: str, start: int, tokens: int) -> str:
-    """Returns whole lines from a line on, up to a number of tokens."""
+    """Returns whole lines from a line on, up to a number of tokens.
+
+    The last line's end is left off: the vocabulary joins a line's end to the next line's
+    indentation, so a bare one at the end would say that no indentation follows.
+    """
     encode, kept = tokenizer.load().encode, ""
     for line in text.splitlines(keepends=True)[start:]:
         if len(encode(kept + line).ids) > tokens:
             break
         kept += line
-    return kept
+    return kept.rstrip()
 
 
 def _body(lines: list[str]) -> int:

@@ -41,7 +41,7 @@ def follow(minutes: float) -> None:
 
     def loss(tokens: mx.array, hidden: mx.array) -> mx.array:
         wanted = distill.wanted(hidden @ table.T)
-        return mx.stack([distill.soft_loss(model(tokens), wanted).mean()])
+        return mx.stack([fastmath.soft_cross_entropy(model(tokens), wanted).mean()])
 
     batches = distill.batches(8, 256, seed=4)
     loop.fit(model, loss, batches, work("draft.safetensors"), minutes=minutes, peak=0.01)

@@ -6,7 +6,7 @@ import argparse
 
 import mlx.core as mx
 
-from recipes.demo import distill, export, loop, mtp_head
+from recipes.demo import distill, export, fastmath, loop, mtp_head
 from recipes.demo.paths import work
 
 DEPTHS = (1.0, 0.7, 0.5)
@@ -33,7 +33,7 @@ def run(minutes: float) -> None:
         outs = mtp_head.chain(head, embed, hidden[:, :-1], tokens[:, 1:], len(DEPTHS))
         wanted = distill.wanted(hidden[:, 1:] @ table.T)
         parts = [
-            distill.soft_loss(out[:, d:] @ table.T, wanted[:, d:]).mean()
+            fastmath.soft_cross_entropy(out[:, d:] @ table.T, wanted[:, d:]).mean()
             for d, out in enumerate(outs)
         ]
         return mx.stack([sum(w * p for w, p in zip(DEPTHS, parts, strict=True)), *parts])

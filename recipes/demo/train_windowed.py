@@ -28,7 +28,8 @@ def dense_experts(self: Any, x: mx.array) -> mx.array:
     weights = fastmath.softmax(mx.where(is_chosen, scores, -1e9))
 
     def project(layer: Any, rows: mx.array) -> mx.array:
-        return rows @ layer.weight.swapaxes(-1, -2) + layer.bias[:, None]
+        out: mx.array = rows @ layer.weight.swapaxes(-1, -2) + layer.bias[:, None]
+        return out
 
     rows = x.reshape(1, -1, x.shape[-1])
     experts = self.experts
@@ -38,27 +39,33 @@ def dense_experts(self: Any, x: mx.array) -> mx.array:
     return mx.sum(out, axis=0).reshape(x.shape)
 
 
-def _batches() -> Iterator[tuple[mx.array, ...]]:
+def _batches(resume: bool) -> Iterator[tuple[mx.array, ...]]:
     ids = tokenizer.token_ids(held_out=False)
-    for window in loop.windows(ids, BATCH, LENGTH + 1, seed=2):
+    for window in loop.windows(ids, BATCH, LENGTH + 1, seed=2 + resume):
         yield (window,)
 
 
-def run(minutes: float) -> None:
+def run(minutes: float, *, resume: bool = False) -> None:
     """Trains for a while and leaves ``windowed.safetensors`` among the scratch files."""
     mx.set_default_device(mx.cpu)
     mx.random.seed(2)
     model = models.windowed()
+    if resume:
+        model.load_weights(str(work("windowed.safetensors")))
 
     def loss(window: mx.array) -> mx.array:
         scores = model(window[:, :-1])
         return mx.stack([fastmath.cross_entropy(scores, window[:, 1:]).mean()])
 
     with patch("mlx_lm.models.gpt_oss.MLPBlock.__call__", dense_experts):
-        loop.fit(model, loss, _batches(), work("windowed.safetensors"), minutes=minutes, peak=0.02)
+        loop.fit(
+            model, loss, _batches(resume), work("windowed.safetensors"), minutes=minutes, peak=0.02
+        )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=12.0)
-    run(parser.parse_args().minutes)
+    parser.add_argument("--resume", action="store_true", help="start from the checkpoint")
+    args = parser.parse_args()
+    run(args.minutes, resume=args.resume)

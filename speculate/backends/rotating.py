@@ -68,6 +68,8 @@ class RewindableRotatingKVCache(GroupMember, RotatingKVCache):
             stock.keys = mx.contiguous(self._view(self.keys, min(self.rows(), self.max_size)))
             stock.values = mx.contiguous(self._view(self.values, min(self.rows(), self.max_size)))
             stock.offset, stock._idx = self.offset, stock.keys.shape[2]
+            # Left lazy, they could not be read in another thread.
+            mx.eval(stock.keys, stock.values)
         self.keys, self.values, self.offset, self._idx = None, None, 0, 0
         return stock
 

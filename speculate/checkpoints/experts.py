@@ -53,11 +53,16 @@ def stack_experts(weights: Weights) -> None:
     Raises:
         CheckpointError: An expert is missing or has another shape than the others. Names it.
     """
-    _split_fused(weights)
+    split_fused(weights)
     _stack_singles(weights)
 
 
-def _split_fused(weights: Weights) -> None:
+def split_fused(weights: Weights) -> None:
+    """Take gate and up apart, in `weights` itself. Reads nothing.
+
+    Raises:
+        CheckpointError: They cannot be two matrices for each expert.
+    """
     for name in list(weights):
         match = _FUSED.fullmatch(name)
         if match is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 
-from speculate.checkpoints.folder import Survey, setting, survey
+from speculate.checkpoints.folder import Survey, listed, setting, survey
 from speculate.checkpoints.header import TensorEntry
 from speculate.checkpoints.names import PREFIXES, are_bare, strip_prefix
 from speculate.errors import CheckpointError, HeadNotFoundError
@@ -80,6 +80,17 @@ def has_head(path: Path) -> bool:
     return True
 
 
+def listed_files(folder: Path) -> list[str]:
+    """Names of the files that a folder's index says hold a head, whether they are there or not.
+
+    Raises:
+        CheckpointError: The index is broken, or points out of the folder.
+    """
+    places = listed(folder) if folder.is_dir() else {}
+    names = places if are_bare(places) else [name for name in places if strip_prefix(name)]
+    return sorted({places[name].relative_to(folder).as_posix() for name in names})
+
+
 def _candidates(found: Survey) -> dict[str, dict[str, TensorEntry]]:
     heads: dict[str, dict[str, TensorEntry]] = defaultdict(dict)
     by_file: dict[Path, dict[str, TensorEntry]] = defaultdict(dict)
@@ -106,7 +117,8 @@ def _check_listed(found: Survey) -> None:
         if head:
             state = "does not hold it" if file.exists() else "is missing"
             raise CheckpointError(
-                f"{found.folder}: the index lists {head[0]} in {file.name}, which {state}"
+                f"{found.folder}: the index lists {head[0]} in {file.name}, which {state}. "
+                "Download the folder whole, or load it without its head (head=False)"
             )
 
 

@@ -46,10 +46,26 @@ def survey(path: Path) -> Survey:
     """
     if not path.is_dir():
         return _merge(path.parent, [_safetensors_file(path)], {})
-    listed = _listed(path)
-    present = {file for file in set(listed.values()) if file.exists()}
+    places = listed(path)
+    present = {file for file in set(places.values()) if file.exists()}
     present.update(_files(path, ".safetensors"))
-    return _merge(path, sorted(present), listed)
+    return _merge(path, sorted(present), places)
+
+
+def listed(folder: Path) -> dict[str, Path]:
+    """What the index of a folder says: tensor -> file. Empty where there is no index.
+
+    Raises:
+        CheckpointError: The index is broken, or points out of the folder.
+    """
+    found: dict[str, Path] = {}
+    for index in _files(folder, INDEX_SUFFIX):
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict):
+            raise CheckpointError(f"{index}: has no 'weight_map' of names to files")
+        places = {name: _inside(folder, index, name) for name in set(map(str, names.values()))}
+        found.update((tensor, places[str(name)]) for tensor, name in names.items())
+    return found
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -107,17 +123,6 @@ def _files(folder: Path, suffix: str) -> list[Path]:
     """Files by suffix; hidden ones are a file manager's, not a checkpoint's."""
     names = (path for path in folder.iterdir() if path.name.endswith(suffix))
     return sorted(path for path in names if not path.name.startswith("."))
-
-
-def _listed(folder: Path) -> dict[str, Path]:
-    listed: dict[str, Path] = {}
-    for index in _files(folder, INDEX_SUFFIX):
-        names = read_json(index).get("weight_map")
-        if not isinstance(names, dict):
-            raise CheckpointError(f"{index}: has no 'weight_map' of names to files")
-        places = {name: _inside(folder, index, name) for name in set(map(str, names.values()))}
-        listed.update((tensor, places[str(name)]) for tensor, name in names.items())
-    return listed
 
 
 def _inside(folder: Path, index: Path, name: str) -> Path:

@@ -81,6 +81,11 @@ def required(layers: int, expert_layers: Iterable[int]) -> list[str]:
     return [f"{module}.weight" for module in names]
 
 
+def norms(layers: int) -> list[str]:
+    """The norms among `required`."""
+    return [name for name in required(layers, ()) if _NORM.fullmatch(name)]
+
+
 def _mlp(experts: bool) -> list[str]:
     if not experts:
         return [f"mlp.{part}" for part in PROJECTIONS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -45,20 +45,26 @@ class HeadTensors:
     leftovers: tuple[str, ...]
 
 
-def read_head(files: HeadFiles, *, norms: Convention | None = None) -> HeadTensors:
+def read_head(
+    files: HeadFiles,
+    *,
+    norms: Convention | None = None,
+    done: Callable[[int], None] = lambda _: None,
+) -> HeadTensors:
     """Read a head's tensors, and nothing else of the files. Synchronises.
 
     Args:
         files: From `find_head`.
         norms: How its norms are stored, where a person knows better; found out otherwise.
+        done: Called with the bytes of each tensor that has been read.
 
     Raises:
         CheckpointError: The head is not whole, or stored in a way that is not supported.
             Names the tensor.
     """
     _refuse_embeddings(files)
-    leftovers = [name for name in files.tensors if not _is_part(name)]
-    weights = _read(files, leftovers)
+    leftovers = [name for name in files.tensors if not is_part(name)]
+    weights = _read(files, leftovers, done)
     experts = layouts(files.tensors)
     _check_whole(files, weights, experts, leftovers)
     decisions = decide(weights, files.trunk_is_raw, norms)
@@ -72,14 +78,17 @@ def read_head(files: HeadFiles, *, norms: Convention | None = None) -> HeadTenso
     return HeadTensors(weights, quantization, decisions, tuple(experts), on_disk)
 
 
-def _is_part(name: str) -> bool:
+def is_part(name: str) -> bool:
+    """Whether a name on disk, without prefix, is one that a head may have in any layout."""
     plain = name.removesuffix(SUFFIX)
     return is_known(plain) or is_expert(plain)
 
 
-def _read(files: HeadFiles, leftovers: Collection[str]) -> dict[str, mx.array]:
+def _read(
+    files: HeadFiles, leftovers: Collection[str], done: Callable[[int], None]
+) -> dict[str, mx.array]:
     wanted = {name: t for name, t in files.tensors.items() if name not in leftovers}
-    weights = read_tensors(wanted)
+    weights = read_tensors(wanted, done)
     if any(name.endswith(SUFFIX) for name in weights):
         norm = weights.get("pre_fc_norm_hidden.weight")
         dtype = mx.bfloat16 if norm is None else norm.dtype

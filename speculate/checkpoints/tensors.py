@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, cast
 
@@ -20,17 +20,39 @@ LOADABLE: Final = frozenset(
 """What mlx can load. It gives 8-bit floats as `uint8`."""
 
 
-def read_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
+def read_tensors(
+    entries: Mapping[str, TensorEntry], done: Callable[[int], None] = lambda _: None
+) -> dict[str, mx.array]:
     """Read tensors into memory.
 
     Args:
         entries: What to read, by the name that it is returned under.
+        done: Called with the bytes of each tensor that has been read.
 
     Raises:
         CheckpointError: A file changed since its header was read, or holds a kind of
             number that mlx does not have.
     """
     _check_memory(entries)
+    arrays = open_tensors(entries)
+    for name, entry in entries.items():
+        try:
+            mx.eval(arrays[name])
+        except (OSError, RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{entry.path}: cannot be read: {error}") from error
+        done(entry.end - entry.begin)
+    return arrays
+
+
+def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
+    """Tensors whose bytes are read when they are needed: shapes and types are known already.
+
+    Args:
+        entries: By the name that they are returned under.
+
+    Raises:
+        CheckpointError: See `read_tensors`.
+    """
     by_file: dict[Path, list[TensorEntry]] = defaultdict(list)
     for entry in entries.values():
         if entry.dtype not in LOADABLE:
@@ -38,7 +60,7 @@ def read_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
                 f"{entry.path}: tensor {entry.name!r} is {entry.dtype}, which mlx cannot read"
             )
         by_file[entry.path].append(entry)
-    found = {path: _read_file(path, wanted) for path, wanted in by_file.items()}
+    found = {path: _open_file(path, wanted) for path, wanted in by_file.items()}
     return {name: found[entry.path][entry.name] for name, entry in entries.items()}
 
 
@@ -55,14 +77,12 @@ def _check_memory(entries: Mapping[str, TensorEntry]) -> None:
         )
 
 
-def _read_file(path: Path, wanted: Sequence[TensorEntry]) -> dict[str, mx.array]:
+def _open_file(path: Path, wanted: Sequence[TensorEntry]) -> dict[str, mx.array]:
     if not set(wanted) <= set(read_header(path).tensors):
         raise CheckpointError(f"{path}: changed while it was read")
     try:
-        # Nothing but the header is read here, and then each array that is evaluated.
+        # Nothing but the header is read here.
         every = cast(dict[str, mx.array], mx.load(str(path), format="safetensors"))
-        arrays = {entry.name: every[entry.name] for entry in wanted}
-        mx.eval(arrays)
+        return {entry.name: every[entry.name] for entry in wanted}
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    return arrays

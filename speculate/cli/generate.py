@@ -70,11 +70,11 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Stream a text to standard output, and end with a line of counters."""
     prompt = demo_prompt() if args.prompt is None else parsing.read_prompt(args.prompt)
-    model, tokenizer = load_named(args.model, args.head)
     draft_name = args.draft_model
     if draft_name is None and args.model in (None, "hybrid") and args.proposer == "draft":
         draft_name = "draft"
     draft = None if draft_name is None else load_named(draft_name, head=False)[0]
+    model, tokenizer = load_named(args.model, args.head)
     chat = cast(bool, tokenizer.has_chat_template)
     if args.chat_template is not None:
         chat = args.chat_template == "on"

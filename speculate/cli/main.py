@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from typing_extensions import Protocol
 
-from speculate.cli import demo, generate
+from speculate.cli import convert, demo, extract_head, generate, inspect
 from speculate.cli.parsing import Parser
 from speculate.errors import SpeculateError
 
@@ -38,7 +38,13 @@ class Command(Protocol):
         """Do it; return the exit status."""
 
 
-COMMANDS: Final[Mapping[str, Command]] = {"generate": generate, "demo": demo}
+COMMANDS: Final[Mapping[str, Command]] = {
+    "generate": generate,
+    "demo": demo,
+    "inspect": inspect,
+    "extract-head": extract_head,
+    "convert": convert,
+}
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -30,7 +30,7 @@ def load_named(name: str | None, head: str | Literal[False] | None = None) -> Lo
         head: Where the head is, if not where the model is; `False` for none.
     """
     bundled = name is None or (name in DEMO_MODELS and not Path(name).exists())
-    with _busy(f"Loading {name or DEMO_MODELS[0]} ..."):
+    with busy(f"Loading {name or DEMO_MODELS[0]} ..."):
         if bundled and head is None:
             return load_demo(name or DEMO_MODELS[0])
         return load(None if bundled else name, head=head)
@@ -67,7 +67,7 @@ def strategy_for(
 
 
 @contextmanager
-def _busy(what: str) -> Iterator[None]:
+def busy(what: str) -> Iterator[None]:
     """Show that something takes a while, to a person."""
     if not sys.stderr.isatty():
         yield

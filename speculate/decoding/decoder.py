@@ -179,7 +179,11 @@ class Decoder:
             setup = self._begin_text(len(prompt))
             with mx.stream(self._stream):
                 loan = Loan(setup.model, prompt_cache)
-                run = Run(setup, loan, max_tokens, stop_tokens, self._stats)
+                try:
+                    run = Run(setup, loan, max_tokens, stop_tokens, self._stats)
+                except BaseException:
+                    loan.give_back()
+                    raise
                 self._session = Session(setup, loan, run, self._texts)
                 self._session.start(prompt, history)
             while not run.finished:

@@ -28,6 +28,12 @@ def checked_prompt(prompt: Sequence[int] | mx.array, vocab_size: int) -> list[in
     Raises:
         PromptError: It cannot.
     """
+    if isinstance(prompt, mx.array) and (
+        prompt.ndim != 1 or not mx.issubdtype(prompt.dtype, mx.integer)
+    ):
+        raise PromptError(
+            f"a prompt is one row of ids, (T,) integers, got {prompt.shape} {prompt.dtype}"
+        )
     ids = to_ints(prompt) if isinstance(prompt, mx.array) else [int(id_) for id_ in prompt]
     if not ids:
         raise PromptError("the prompt is empty: give at least one token id")

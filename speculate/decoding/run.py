@@ -105,11 +105,9 @@ class Run:
     def pause(self) -> None:
         """Bring the caches to the emitted text. `resume` goes on from there."""
         self._keep_block()
-        if self._ahead is not None:
-            self._keep(self._ahead, 0)
-        elif self._ready:
+        if self._ready:
             self._feed_newest()
-        elif self.unfed is not None:
+        elif self._ahead is None and self.unfed is not None:
             self._ahead = self._target.launch(self._unfed())
             self._keep(self._ahead, 0)
         if self._ahead is not None:
@@ -142,8 +140,6 @@ class Run:
     def _feed_rest(self) -> None:
         """Bring the caches to the emitted text, of which all but the newest is kept."""
         try:
-            if self._ahead is not None:
-                self._keep(self._ahead, 0)
             self._feed_newest()
             self._target.feed_owed()
         finally:
@@ -164,10 +160,7 @@ class Run:
     def _round(self) -> None:
         """Make the next block ready to be given out."""
         block, self._ahead = self._ahead, None
-        if block is not None:
-            # What it was fed has been emitted meanwhile.
-            self._keep(block, 0)
-        else:
+        if block is None:
             plan, depth = self._planner.take(self._target.room())
             block = self._draft(plan, depth) if depth else self._target.launch(self._unfed())
         self._given = 0
@@ -195,7 +188,11 @@ class Run:
         block, self._block = self._block, None
         if block is None:
             return
-        own = self._given > self._accepted and self._ahead is None
+        if self._ahead is not None and self._given:
+            # The token that was launched ahead is emitted now.
+            self._keep(self._ahead, 0)
+            return
+        own = self._given > self._accepted
         self._keep(block, min(self._given, self._accepted), self._newest if own else None)
 
     def _keep(self, block: Block, drafts: int, newest: int | None = None) -> None:

@@ -58,6 +58,7 @@ class Session:
         self._setup = setup
         self._loan = loan
         self._run = run
+        self._position = 0
         self._texts = texts
         self._settled_at: int | None = None
 

@@ -16,6 +16,15 @@ def _positive(_: object, attribute: attrs.Attribute[int], value: int) -> None:
         raise OptionError(f"{attribute.name} must be at least 1, got {value}")
 
 
+def _one_of(*allowed: int) -> Callable[[object, attrs.Attribute[int], int], None]:
+    def check(_: object, attribute: attrs.Attribute[int], value: int) -> None:
+        if value not in allowed:
+            choices = ", ".join(str(number) for number in allowed)
+            raise OptionError(f"kv {attribute.name} must be one of {choices}, got {value}")
+
+    return check
+
+
 @final
 @attrs.frozen
 class KVQuantization:
@@ -27,8 +36,8 @@ class KVQuantization:
         start: Length of the text from which on rows are quantised, in tokens.
     """
 
-    bits: int
-    group_size: int
+    bits: int = attrs.field(validator=_one_of(2, 3, 4, 5, 6, 8))
+    group_size: int = attrs.field(validator=_one_of(32, 64, 128))
     start: int
 
 

@@ -17,8 +17,15 @@ REASON_LIMIT: Final = 300
 """Most characters that are quoted of another library's error."""
 
 
-def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
+def locate(
+    path_or_repo: str | Path, revision: str | None = None, *, head_only: bool = False
+) -> Path:
     """A path that exists: the given one, or that of a downloaded hub repository.
+
+    Args:
+        path_or_repo: A path, or a repository as `owner/name`.
+        revision: A branch, a tag or a commit of it.
+        head_only: Download what holds the head, and no more of the trunk than that takes.
 
     Raises:
         CheckpointError: There is neither.
@@ -34,7 +41,9 @@ def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
             f"{path}: there is no such folder. Give a model's folder, or a hub repository as "
             "owner/name"
         )
-    return _download(path_or_repo, revision)
+    from speculate.checkpoints.hub import download, download_head
+
+    return (download_head if head_only else download)(path_or_repo, revision)
 
 
 def check_folder(folder: Path, overrides: Mapping[str, object] | None) -> None:
@@ -108,18 +117,4 @@ def _check_type(folder: Path, config: Mapping[str, object]) -> None:
             remedy = f"Supported: {', '.join(supported())}"
         raise UnsupportedModelError(
             f"{folder}: mlx-lm has no model type {name!r}. {remedy}"
-        ) from error
-
-
-def _download(repository: str, revision: str | None) -> Path:
-    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download
-
-    # mlx-lm's own patterns leave heads out that lie in a file of their own.
-    patterns = [*DEFAULT_ALLOW_PATTERNS, "*mtp*.safetensors"]
-    try:
-        return Path(_download(repository, revision=revision, allow_patterns=patterns))
-    except Exception as error:
-        raise CheckpointError(
-            f"{repository}: there is no such folder, and it could not be downloaded from the "
-            f"hub: {one_line(error)}"
         ) from error

@@ -49,7 +49,7 @@ def load_mtp_head(
     from speculate.models.mtp_head import build_head
 
     stock = stock_of(model)
-    path = locate(path_or_repo, revision)
+    path = locate(path_or_repo, revision, head_only=True)
     with explained(path, "the head cannot be read"):
         tensors = read_head(find_head(path), norms=norms)
         return build_head(stock, unpack_head(tensors) if dequantize else tensors, feed=feed)

@@ -58,6 +58,8 @@ def load(
     """
     folder = demo_folder("hybrid") if path_or_repo is None else locate(path_or_repo, revision)
     check_folder(folder, model_config)
+    if isinstance(head, str | Path):
+        head = locate(head, head_only=True)  # A mistake here shows before anything is read.
     unpacked = dequantize or path_or_repo is None
     stock, config = _load_stock(folder, unpacked, lazy, model_config, trust_remote_code)
     tokenizer = _load_tokenizer(folder, tokenizer_config, config)

@@ -9,6 +9,7 @@ from typing import Final
 from typing_extensions import Protocol
 
 from speculate.errors import UnsupportedModelError
+from speculate.models.adapter import StockAdapter
 from speculate.protocols import MTPHead, SpeculativeModel, StockModel
 
 ENTRY_POINTS: Final = "speculate.models"
@@ -44,6 +45,8 @@ def adapter_for(stock: StockModel) -> AdapterFactory:
     Raises:
         UnsupportedModelError: No adapter is registered for it.
     """
+    if isinstance(stock, StockAdapter):
+        raise UnsupportedModelError("this model is adapted already: use it as it is")
     architecture = type(stock).__module__.rpartition(".")[2]
     for entry in entry_points(group=ENTRY_POINTS, name=architecture):
         factory: AdapterFactory = entry.load()

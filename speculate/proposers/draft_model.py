@@ -8,7 +8,7 @@ from typing import Final, final
 import mlx.core as mx
 
 from speculate.backends.group import CacheGroup, group_of
-from speculate.errors import SpeculateError
+from speculate.errors import CannotRewindError, SpeculateError
 from speculate.proposers.vocabulary import check_vocabularies
 from speculate.protocols import (
     Choice,
@@ -56,6 +56,8 @@ class DraftModel:
         self._fed = 0
         self._in_flight = 0
         self._undo: list[Callable[[], None]] = []
+        started_empty = cache is not None and not any(layer.length() for layer in cache)
+        self._emptied = [layer.checkpoint() for layer in cache or ()] if started_empty else []
         # A model that cannot be rewound is refused here and not in the middle of a text.
         self._take(draft.make_cache() if cache is None else cache)
 
@@ -73,6 +75,7 @@ class DraftModel:
             self._take(self._draft.make_cache(position=position))
         else:
             self._undo_prefill()
+            self._return_to(position)
             self._take(self._cache)
             self._undo = [cache.checkpoint() for cache in self._cache]
         self._position = position
@@ -136,6 +139,23 @@ class DraftModel:
         for go_back in self._undo:
             go_back()
         self._undo = []
+
+    def _return_to(self, position: int) -> None:
+        """Take a text back that a caller's cache holds behind `position`, or refuse it."""
+        held = max(cache.length() for cache in self._cache)
+        if held <= position:
+            return
+        if position == 0 and self._emptied:
+            for empty in self._emptied:
+                empty()
+            return
+        if not all(cache.can_trim(held - position) for cache in self._cache):
+            raise CannotRewindError(
+                f"the draft model's cache holds {held} tokens of another text, the target's "
+                f"{position}, and it cannot go back so far: pass a fresh one"
+            )
+        for cache in self._cache:
+            cache.trim(held - position)
 
     def _flush(self) -> None:
         """Take in what is committed, without recording: it will not be taken back."""

@@ -68,7 +68,7 @@ def other(token: int) -> int:
 
 def batch(tokens: Sequence[int]) -> mx.array:
     """Ids as a forward takes them."""
-    return mx.array(tokens, dtype=mx.uint32)[None]
+    return mx.array(list(tokens), dtype=mx.uint32)[None]
 
 
 def feed(driven: SpeculativeModel, caches: Sequence[object], tokens: Sequence[int]) -> mx.array:
@@ -82,6 +82,18 @@ def cold(driven: SpeculativeModel, tokens: Sequence[int]) -> tuple[mx.array, Cac
     """Logits `(T, vocabulary)` and caches of one prefill from nothing."""
     caches = driven.make_cache()
     return feed(driven, caches, tokens), caches
+
+
+def write(layer: object, rows: mx.array) -> tuple[mx.array, mx.array]:
+    """What a layer sees of its keys and values when it writes some, all the same."""
+    rows_cache: Any = layer
+    keys, values = rows_cache.update_and_fetch(rows, rows)
+    return keys, values
+
+
+def to_list(array: mx.array) -> list[Any]:
+    """The values of an array, flat."""
+    return cast("list[Any]", array.flatten().tolist())
 
 
 def speculate_all(caches: Caches) -> None:
@@ -124,9 +136,11 @@ def contents(layer: object) -> list[Entry]:
     if isinstance(layer, ArraysCache):
         return [*layer.cache]
     if isinstance(layer, QuantizedKVCache):
-        if layer.keys is None:
+        keys: Any = layer.keys
+        values: Any = layer.values
+        if keys is None:
             return [None] * 6
-        return [part[..., : layer.offset, :] for part in (*layer.keys, *layer.values)]
+        return [part[..., : layer.offset, :] for part in (*keys, *values)]
     if isinstance(layer, RotatingKVCache):
         return [_window(layer, buffer) for buffer in (layer.keys, layer.values)]
     assert isinstance(layer, KVCache)

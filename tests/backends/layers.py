@@ -161,7 +161,7 @@ def consume(
     Raises:
         ZeroDivisionError: As asked for.
     """
-    with group(caches).block(mx.array(tokens, dtype=mx.uint32)[None]) as fed:
+    with group(caches).block(mx.array(list(tokens), dtype=mx.uint32)[None]) as fed:
         for layer, cache in list(zip(KINDS[kind], caches, strict=True))[:fail_after]:
             layer.feed(cache, fed)
         if fail_after is not None:

@@ -18,14 +18,16 @@ BLOCKS = st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=9)
 class CacheMachine(RuleBasedStateMachine):
     """Compares caches with fresh ones that were fed the text that is left.
 
-    Args:
-        kind: One of `layers.KINDS`.
+    Attributes:
+        KIND: One of `layers.KINDS`, chosen by a subclass.
     """
 
-    def __init__(self, kind: str) -> None:
+    KIND = "rows"
+
+    def __init__(self) -> None:
         super().__init__()
-        self.kind = kind
-        self.caches: Caches = make(kind)
+        self.kind = self.KIND
+        self.caches: Caches = make(self.kind)
         self.text: list[int] = []
         self.blocks: list[int] = []  # widths fed since the start of speculation
         self.recording = False
@@ -89,8 +91,8 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(beyond=st.integers(1, 300))
     def trim_too_much(self, beyond: int) -> None:
         for cache in self.caches:
-            assert refused(lambda cache=cache: cache.trim(len(self.text) + beyond))
-            assert refused(lambda cache=cache: cache.trim(-beyond))
+            assert refused(cache.trim, len(self.text) + beyond)
+            assert refused(cache.trim, -beyond)
 
     @rule()
     def hand_back_and_adopt(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import mlx.core as mx
 import pytest
@@ -180,11 +181,14 @@ def assert_same_rows_closely(caches: list[object], plain: list[object]) -> None:
 # What cannot be adopted.
 
 
-class OddCache(KVCache):  # type: ignore[misc]
+CacheT = TypeVar("CacheT", KVCache, RotatingKVCache)
+
+
+class OddCache(KVCache):
     """A cache of somebody's own, derived from one that we know."""
 
 
-def filled(cache: KVCache, sequences: int) -> KVCache:
+def filled(cache: CacheT, sequences: int) -> CacheT:
     cache.update_and_fetch(mx.ones((sequences, 2, 3, 8)), mx.ones((sequences, 2, 3, 8)))
     return cache
 
@@ -232,7 +236,7 @@ def test_what_cannot_go_back_is_refused_by_name_and_nothing_moves(
 def test_batched_quantised_rows_are_refused() -> None:
     cache = QuantizedKVCache(group_size=32, bits=8)
     cache.update_and_fetch(mx.ones((2, 2, 3, 32)), mx.ones((2, 2, 3, 32)))
-    with pytest.raises(CannotRewindError, match="layer 0: .*one sequence"):
+    with pytest.raises(CannotRewindError, match=r"layer 0: .*one sequence"):
         adopt([cache])
 
 

@@ -38,10 +38,11 @@ def test_a_hybrid_that_records_nothing_is_trimmed_in_no_layer(family: str) -> No
     caches = cold(model(family), ids(9))[1]
     before = holding(caches)
     assert not can_trim_prompt_cache(list(caches))
-    assert trim_prompt_cache(list(caches), 2) == 0
+    taken: object = trim_prompt_cache(list(caches), 2)
+    assert taken == 0
     assert_same(holding(caches), before, "trim_prompt_cache")
     for layer in caches:
-        assert refused(lambda layer=layer: layer.trim(2))  # type: ignore[misc]
+        assert refused(layer.trim, 2)
         assert_same(holding(caches), before, "trim of one layer")
     assert_equal(feed(model(family), caches, [5])[-1], cold(model(family), [*ids(9), 5])[0][-1], "")
 
@@ -51,7 +52,7 @@ def test_rows_are_taken_back_without_speculation_while_all_are_there(family: str
     caches = cold(model(family), ids(7))[1]
     take_back(caches, 3)
     assert_same(holding(caches), holding(cold(model(family), ids(4))[1]), "after 3")
-    assert refused(lambda: trim_prompt_cache(list(caches), 5))
+    assert refused(trim_prompt_cache, list(caches), 5)
     assert [layer.length() for layer in caches] == [4] * len(caches)
 
 
@@ -78,7 +79,7 @@ def test_starting_and_stopping_drop_the_records(family: str) -> None:
             if again:
                 layer.start_speculation()
         before = holding(caches)
-        assert all(refused(lambda n=n: caches[-1].trim(n)) for n in (1, 3))  # type: ignore[misc]
+        assert all(refused(caches[-1].trim, n) for n in (1, 3))
         assert_same(holding(caches), before, "refused")
         speculate_all(caches)
         feed(model(family), caches, ids(2, seed=3))
@@ -109,11 +110,11 @@ def test_a_stock_layer_that_recorded_nothing_puts_older_records_out_of_reach(fam
     before = holding(caches)
     assert before.lengths == [14] * len(caches)
     for n in (1, 2, 3, 5):
-        assert refused(lambda n=n: trim_prompt_cache(list(caches), n))  # type: ignore[misc]
+        assert refused(trim_prompt_cache, list(caches), n)
         assert_same(holding(caches), before, f"refused {n}")
     feed(model(family), caches, ids(4, seed=4))
     for n in (5, 6, 9):
-        assert refused(lambda n=n: trim_prompt_cache(list(caches), n))  # type: ignore[misc]
+        assert refused(trim_prompt_cache, list(caches), n)
     take_back(caches, 4)
     assert_same(holding(caches), before, "what was recorded afterwards")
 
@@ -128,7 +129,7 @@ def test_blocks_of_a_layer_that_records_nothing_are_taken_back_whole() -> None:
         held.append(holding(caches))
         lengths.append(lengths[-1] + width)
     for n in (1, 2, 3, 6, 7, 9):
-        assert refused(lambda n=n: trim_prompt_cache(list(caches), n))  # type: ignore[misc]
+        assert refused(trim_prompt_cache, list(caches), n)
         assert_same(holding(caches), held[-1], f"refused {n}")
     take_back(caches, 5)
     assert_same(holding(caches), held[1], "two blocks")
@@ -151,7 +152,7 @@ def test_a_copy_of_a_list_is_a_group_of_its_own(family: str) -> None:
     assert_same(holding(caches), holding(cold(model(family), ids(9))[1]), "the original, later")
     del caches
     before = holding(twin)
-    assert refused(lambda: trim_prompt_cache(list(twin), 10_000))
+    assert refused(trim_prompt_cache, list(twin), 10_000)
     assert_same(holding(twin), before, "the copy alone")
 
 
@@ -160,5 +161,6 @@ def test_stocks_own_trim_forgets_in_silence() -> None:
     stock_caches = make_prompt_cache(stock("gpt_oss"))
     for token in ids(12):
         stock("gpt_oss")(batch([token]), cache=stock_caches)
-    assert trim_prompt_cache(stock_caches, 2) == 0
+    taken: object = trim_prompt_cache(stock_caches, 2)
+    assert taken == 0
     assert stock_caches[0].offset == 12

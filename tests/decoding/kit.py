@@ -11,6 +11,7 @@ import attrs
 import mlx.core as mx
 import pytest
 from mlx import nn
+from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import (
     ArraysCache,
@@ -69,6 +70,7 @@ BUILDERS: Final[dict[str, Callable[[], nn.Module]]] = {
     **tiny.MORE,
     "windowed_deep": lambda: tiny.windowed(window=64),
     "wide_heads": lambda: tiny.dense(hidden_size=128),
+    "shallow": lambda: tiny.hybrid(num_hidden_layers=2),
     "small_dense": lambda: tiny.dense(seed=3, num_hidden_layers=1),
 }
 
@@ -90,7 +92,7 @@ def text_of(length: int, seed: int = 0) -> tuple[int, ...]:
 @lru_cache(maxsize=256)
 def plain(name: str, prompt: tuple[int, ...], count: int = LONG) -> tuple[int, ...]:
     """What mlx-lm's own loop generates."""
-    steps = generate_step(mx.array(prompt), get(name).module, max_tokens=count)
+    steps = generate_step(mx.array(list(prompt)), get(name).module, max_tokens=count)
     return tuple(int(token) for token, _ in steps)
 
 
@@ -263,5 +265,23 @@ def feed(name: str, caches: list[object], tokens: Sequence[int]) -> mx.array:
 def stock_turn(name: str, caches: list[object], prompt: Sequence[int], count: int) -> list[int]:
     """A turn by mlx-lm's own loop."""
     module = get(name).module
-    steps = generate_step(mx.array(prompt), module, max_tokens=count, prompt_cache=caches)
+    steps = generate_step(mx.array(list(prompt)), module, max_tokens=count, prompt_cache=caches)
     return [int(token) for token, _ in steps]
+
+
+def stock_ids(module: nn.Module, prompt: Sequence[int], count: int) -> list[int]:
+    """What mlx-lm's own loop generates with any model."""
+    return [
+        int(token) for token, _ in generate_step(mx.array(list(prompt)), module, max_tokens=count)
+    ]
+
+
+def stock_scores(name: str, prompt: Sequence[int], count: int) -> list[mx.array]:
+    """What mlx-lm's own loop says of each of its tokens."""
+    steps = generate_step(mx.array(list(prompt)), get(name).module, max_tokens=count)
+    return [scores for _, scores in steps]
+
+
+def zeros(module: nn.Module) -> object:
+    """Parameters of Qwen3.5's language model, all of them 0."""
+    return tree_map(mx.zeros_like, cast("dict[str, object]", module.parameters())["language_model"])

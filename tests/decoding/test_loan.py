@@ -137,15 +137,15 @@ def test_a_list_of_another_model_is_refused_and_stays_as_it_was() -> None:
 def test_a_decoder_keeps_no_text_alive(name: str, ending: str) -> None:
     decoder = Decoder(kit.get(name).model, fixed(name))
     caches = kit.stock_caches(name)
-    layers = [weakref.ref(cache) for cache in caches]
+    refs: list[weakref.ref[object]] = [weakref.ref(cache) for cache in caches]
     running = decoder.generate(kit.PROMPT, 6, caches)
     token = next(running)
-    logits = weakref.ref(token)
+    refs.append(weakref.ref(token))
     if ending == "end":
         list(running)
     elif ending == "close":
         running.close()
     del running, caches, token
     gc.collect()
-    assert [ref() for ref in (*layers, logits)] == [None] * (len(layers) + 1)
+    assert [ref() for ref in refs] == [None] * len(refs)
     assert kit.ids_of(decoder.generate(kit.PROMPT, 6)) == kit.truth(name, kit.PROMPT, 6)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 import pytest
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import RotatingKVCache
-from typing_extensions import Self
 
 from speculate.backends import adoption
 from speculate.backends.arrays import RewindableArraysCache
@@ -76,7 +75,7 @@ def rejected_tokens_stay_in_the_state(patch: Patch) -> None:
     _recorded_as(patch, lambda fed, restore, _: (lambda _m: restore(fed), restore(fed)))
 
 
-class RingWithSnapshots(GroupMember, RotatingKVCache):  # type: ignore[misc]
+class RingWithSnapshots(GroupMember, RotatingKVCache):
     """Keeps its arrays by reference, and single steps then write into them."""
 
     def __init__(self, max_size: int, keep: int = 0) -> None:
@@ -111,7 +110,8 @@ class RingWithSnapshots(GroupMember, RotatingKVCache):  # type: ignore[misc]
         return lambda: None
 
     def arrays(self) -> list[mx.array]:
-        return [] if self.keys is None else [self.keys, self.values]
+        held: list[mx.array | None] = [self.keys, self.values]
+        return [array for array in held if array is not None]
 
     def hand_back(self) -> object:
         return self
@@ -135,7 +135,7 @@ def order_lost_when_the_buffer_fills_up(patch: Patch) -> None:
         before = self.rows()
         seen = update(self, keys, values)
         if self.rows() < before + keys.shape[2]:
-            self.keys = mx.roll(self.keys, 1, axis=2)
+            self.keys = mx.roll(self.keys, 1, 2)
         return seen
 
     patch.setattr(RewindableRotatingKVCache, "update_and_fetch", changed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -34,7 +35,7 @@ WIDTHS = (7, 1, 2, 3, 9, 4, 1, 1, 5, 6, 8)
 
 def pieces(widths: Sequence[int] = WIDTHS) -> list[tuple[int, ...]]:
     text, cuts = ids(sum(widths), seed=4), [sum(widths[:n]) for n in range(len(widths) + 1)]
-    return [text[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False)]
+    return [text[start:stop] for start, stop in pairwise(cuts)]
 
 
 def compare(stock_model: Any, *, own_caches: bool, wraps: bool = False) -> None:

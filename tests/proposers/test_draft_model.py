@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 
 from speculate.decoding.decoder import Decoder
+from speculate.errors import SpeculateError
 from speculate.proposers import draft_model
 from speculate.proposers.draft_model import DraftModel
 from speculate.protocols import Round
@@ -172,3 +173,47 @@ def test_ids_that_only_the_drafts_padding_has_are_never_drafted() -> None:
     tokens = kit.decode("dense", Fixed(watched, 4), count=16)
     kit.check_tokens("dense", kit.PROMPT, tokens)
     assert max(id_ for _, _, ids in watched.drafts for id_ in ids) < tiny.VOCAB
+
+
+@pytest.mark.parametrize("draft", ["small_dense", "qwen3_5"])
+def test_a_prefill_that_is_broken_off_takes_a_cache_handed_over_back_too(
+    draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_model, "FLUSH", 2)
+
+    def stop(done: int, total: int) -> None:
+        if done == 8:
+            raise KeyboardInterrupt
+
+    model = kit.get(draft).model
+    given = model.make_cache()
+    decoder = Decoder(
+        model,
+        Fixed(DraftModel(model, cache=given), 3),
+        prefill_step_size=4,
+        prompt_progress_callback=stop,
+    )
+    caches = kit.stock_caches(draft)
+    with pytest.raises(KeyboardInterrupt):
+        list(decoder.generate(kit.text_of(20), 5, caches))
+    kit.check_holds(draft, caches, [])
+    assert {layer.length() for layer in given} == {0}
+    tokens = list(decoder.generate(kit.PROMPT, 8, caches))
+    assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 0
+    text = [*kit.PROMPT, *kit.ids_of(tokens)]
+    kit.check_holds(draft, [layer.hand_back() for layer in given], text)
+
+
+def test_a_new_text_does_not_go_on_behind_the_old_one_in_a_cache_handed_over() -> None:
+    model = kit.get("dense").model
+    given = model.make_cache()
+    decoder = Decoder(model, Fixed(DraftModel(model, cache=given), 3))
+    list(decoder.generate(kit.PROMPT, 6))
+    try:
+        tokens = list(decoder.generate(kit.SECOND, 8))
+    except SpeculateError:
+        return  # To refuse is right, too.
+    kit.check_tokens("dense", kit.SECOND, tokens)
+    assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 0
+    text = [*kit.SECOND, *kit.ids_of(tokens)]
+    kit.check_holds("dense", [layer.hand_back() for layer in given], text)

@@ -9,6 +9,7 @@ import pytest
 from speculate.decoding.decoder import Decoder
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
+from speculate.protocols import Proposer
 from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
@@ -29,7 +30,7 @@ def test_what_each_drafts_does_not_depend_on_who_drafted_before(draft: str, plan
     chain = WatchedProposer(MTPChain())
     small = WatchedProposer(DraftModel(kit.get(draft).model))
     script = ScriptedProposer(text, lambda n: (2, None)[n % 2], vocab_size=tiny.VOCAB)
-    who = {"m": chain, "d": small, "s": script}
+    who: dict[str, Proposer] = {"m": chain, "d": small, "s": script}
     steps = [step if len(step) == 2 else "m0" for step in plan.split()]
     # Those who are never asked hear of everything as well.
     strategy = ScheduledStrategy([*[(who[s[0]], int(s[1])) for s in steps], (chain, 0), (small, 0)])
@@ -49,8 +50,16 @@ def test_two_perfect_proposers_stay_perfect_with_pauses_between(pause: int) -> N
     text = [*kit.PROMPT, *kit.truth(NAME, kit.PROMPT, count)]
     model, _ = with_knowing_head(NAME, text)
     chain, small = MTPChain(), DraftModel(kit.get(NAME).model)
-    off = [(chain, 0)] * pause
-    plans = [(chain, 3), *off, (small, 3), *off, (chain, 1), (small, 2), *off]
+    off: list[tuple[Proposer, int]] = [(chain, 0)] * pause
+    plans: list[tuple[Proposer, int]] = [
+        (chain, 3),
+        *off,
+        (small, 3),
+        *off,
+        (chain, 1),
+        (small, 2),
+        *off,
+    ]
     decoder = Decoder(model.model, ScheduledStrategy(plans))
     tokens = list(decoder.generate(kit.PROMPT, count))
     kit.check_tokens(NAME, kit.PROMPT, tokens)

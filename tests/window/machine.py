@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from speculate import Window, speculation
 from tests import tiny
 from tests.backends.checks import refused
-from tests.backends.driving import Caches, assert_same, holding
+from tests.backends.driving import Caches, assert_same, holding, to_list
 from tests.backends.layers import consume, fresh, group, make
 
 TOKENS = st.integers(0, tiny.VOCAB - 1)
@@ -20,14 +20,16 @@ BLOCKS = st.lists(TOKENS, min_size=1, max_size=9)
 class WindowMachine(RuleBasedStateMachine):
     """Compares what is cached and what is owed with the text that was kept.
 
-    Args:
-        kind: One of `layers.KINDS`.
+    Attributes:
+        KIND: One of `layers.KINDS`, chosen by a subclass.
     """
 
-    def __init__(self, kind: str) -> None:
+    KIND = "rows"
+
+    def __init__(self) -> None:
         super().__init__()
-        self.kind = kind
-        self.caches: Caches = make(kind)
+        self.kind = self.KIND
+        self.caches: Caches = make(self.kind)
         self.stack = ExitStack()
         self.window: Window | None = None
         self.kept: list[int] = []
@@ -70,8 +72,8 @@ class WindowMachine(RuleBasedStateMachine):
     def keep_too_much(self, beyond: int) -> None:
         window = self.window
         assert window is not None
-        assert refused(lambda: window.keep(len(self.fed) + beyond))
-        assert refused(lambda: window.keep(-beyond))
+        assert refused(window.keep, len(self.fed) + beyond)
+        assert refused(window.keep, -beyond)
 
     @precondition(lambda self: self.window is not None)
     @rule(tokens=BLOCKS, layers=st.integers(0, 3))
@@ -91,7 +93,7 @@ class WindowMachine(RuleBasedStateMachine):
     def holds_the_text(self) -> None:
         text = [*self.kept, *self.fed]
         owed = group(self.caches).owed()
-        rows = [] if owed is None else owed[0].tolist()
+        rows = [] if owed is None else to_list(owed)
         assert rows == text[len(text) - len(rows) :], "owes what is not the end of the text"
         cached = text[: len(text) - len(rows)]
         assert_same(holding(self.caches), holding(fresh(self.kind, cached)), f"{len(text)} tokens")

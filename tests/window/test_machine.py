@@ -11,8 +11,11 @@ from tests.window.machine import WindowMachine
 
 
 def run(kind: str, examples: int, steps: int, *, derandomize: bool) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        lambda: WindowMachine(kind),
+    class Machine(WindowMachine):
+        KIND = kind
+
+    run_state_machine_as_test(
+        Machine,
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
@@ -26,7 +29,7 @@ def run(kind: str, examples: int, steps: int, *, derandomize: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["window with sinks", "list", "hybrid", "hybrid without records"])
 def test_windows_against_fresh_caches(kind: str) -> None:
-    run(kind, 15, 20, derandomize=True)
+    run(kind, 12, 20, derandomize=True)
 
 
 @pytest.mark.soak

@@ -67,15 +67,15 @@ def test_keeping_nothing(family: str) -> None:
 def test_keeping_more_than_was_fed_is_refused(family: str) -> None:
     caches = cold(model(family), TEXT)[1]
     with speculation(caches) as window:
-        assert refused(lambda: window.keep(1))
+        assert refused(window.keep, 1)
         feed(model(family), caches, ids(3, seed=2))
         before = holding(caches)
         for m in (4, 100, -1):
-            assert refused(lambda m=m: window.keep(m))  # type: ignore[misc]
+            assert refused(window.keep, m)
             assert_same(holding(caches), before, f"refused {m}")
         window.keep(3)
         assert_same(holding(caches), before, "kept all")
-        assert refused(lambda: window.keep(1))
+        assert refused(window.keep, 1)
     assert_same(holding(caches), before, "left")
 
 
@@ -134,7 +134,7 @@ def test_if_one_list_cannot_follow_none_is_changed() -> None:
         feed(model("qwen3_5"), target, ids(4, seed=2))
         target[0].start_speculation()  # somebody drops the records of one layer
         before = [holding(target), holding(draft)]
-        assert refused(lambda: window.keep(2))
+        assert refused(window.keep, 2)
         assert_same(holding(target), before[0], "target")
         assert_same(holding(draft), before[1], "draft")
         window.keep(4)

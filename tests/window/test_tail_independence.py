@@ -6,7 +6,12 @@ import pytest
 
 from speculate import speculation
 from tests import tiny
-from tests.backends.checks import check_kept_prefixes, check_tail_independence, take_back
+from tests.backends.checks import (
+    check_kept_prefixes,
+    check_partial_rewinds,
+    check_tail_independence,
+    take_back,
+)
 from tests.backends.driving import (
     ALL,
     CUT_ANYWHERE,
@@ -63,21 +68,7 @@ def test_every_prompt_every_width_every_prefix(family: str, prompt: int) -> None
 
 @pytest.mark.parametrize("family", CUT_ANYWHERE)
 def test_partial_rewinds_in_a_row(family: str) -> None:
-    text, block, newest = ids(12, seed=1), ids(9, seed=2), ids(1, seed=3)
-    caches = cold(model(family), text)[1]
-    speculate_all(caches)
-    feed(model(family), caches, block)
-    left = len(block)
-    for n in (4, 3, 1, 1):
-        take_back(caches, n)
-        left -= n
-        fresh = cold(model(family), [*text, *block[:left]])[1]
-        assert_same(holding(caches), holding(fresh), f"{left} left")
-        assert_equal(
-            feed(model(family), caches, newest), feed(model(family), fresh, newest), f"{left} left"
-        )
-        take_back(caches, 1)
-    assert left == 0
+    check_partial_rewinds(model(family))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,162 @@
+"""mlx-lm's own conversion of a trunk, with its head beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, cast
+
+import attrs
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_map_with_path
+from mlx_lm.utils import dequantize_model, load_tokenizer, quantize_model, save
+
+from speculate.checkpoints.drafter import packing_entry
+from speculate.checkpoints.drafter import save as save_tensors
+from speculate.checkpoints.folder import read_json, section
+from speculate.checkpoints.packing import cast_head, dequantize_head, quantize_head
+from speculate.checkpoints.quantization import Quantization
+from speculate.checkpoints.read import HeadTensors
+from speculate.errors import CheckpointError, OptionError
+from speculate.protocols import StockModel
+
+HEAD_FILE: Final = "mtp.safetensors"
+"""Stock mlx-lm loads `model*.safetensors` and does not see this one."""
+
+PREFIX: Final = "mtp."
+DEFAULTS: Final = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
+"""Group and bits for each mode, as in mlx-lm."""
+
+DTYPES: Final = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
+
+Predicate = Callable[[str, Module], bool | dict[str, object]]
+
+
+@attrs.frozen
+class Conversion:
+    """What to do to a model; as the options of `mlx_lm.convert`.
+
+    Attributes:
+        quantize: Quantise what is not.
+        bits: For `quantize`; by default what mlx-lm takes for the mode.
+        group_size: Likewise.
+        mode: `affine`, `mxfp4`, `nvfp4` or `mxfp8`.
+        dtype: Of what is not quantised; by default what the config says.
+        dequantize: Unpack what is quantised.
+    """
+
+    quantize: bool = False
+    bits: int | None = None
+    group_size: int | None = None
+    mode: str = "affine"
+    dtype: str | None = None
+    dequantize: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.quantize and self.dequantize:
+            raise OptionError("choose either quantize or dequantize, not both")
+
+    def packing(self) -> Quantization:
+        """Bits, group and mode, the defaults filled in."""
+        group, bits = DEFAULTS[self.mode]
+        return Quantization(self.bits or bits, self.group_size or group, self.mode)
+
+
+def convert(
+    stock: StockModel,
+    config: dict[str, object],
+    head: HeadTensors,
+    conversion: Conversion,
+    source: Path,
+    folder: Path,
+) -> None:
+    """Write a converted model into a folder, its head in a file of its own.
+
+    Every file but that one is what `mlx_lm.convert` writes, and `config.json` where the
+    head is packed otherwise than the rest.
+
+    Args:
+        stock: The trunk, from `load_trunk(..., lazy=True)`. It is used up.
+        config: Its config.
+        head: Its head.
+        conversion: What to do.
+        source: The folder they are from.
+        folder: Where to.
+
+    Raises:
+        CheckpointError: mlx-lm cannot convert it so.
+    """
+    module = cast(Module, stock)
+    dtype = _dtype(conversion, config)
+    predicate: Predicate | None = getattr(module, "quant_predicate", None)
+    if dtype is not None:
+        _cast(module, dtype)
+        head = cast_head(head, dtype)
+    try:
+        if conversion.quantize:
+            asked = (conversion.group_size, conversion.bits, conversion.mode)
+            module, config = quantize_model(module, config, *asked)
+            head = quantize_head(head, _choice(predicate, conversion.packing()))
+        if conversion.dequantize:
+            config.pop("quantization", None)
+            config.pop("quantization_config", None)
+            module, head = dequantize_model(module), dequantize_head(head, dtype=dtype)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{source}: mlx-lm cannot convert it so: {error}") from error
+    tokenizer = load_tokenizer(source, None, config.get("eos_token_id"))
+    save(folder, source, module, tokenizer, config)
+    save_tensors(folder / HEAD_FILE, {PREFIX + name: a for name, a in head.weights.items()})
+    _record(folder / "config.json", head.quantization)
+
+
+def _dtype(conversion: Conversion, config: Mapping[str, object]) -> mx.Dtype | None:
+    """As mlx-lm: what was asked for, or what the config names."""
+    inner = section(config, "text_config").get("dtype")
+    names = (conversion.dtype, config.get("torch_dtype"), inner)
+    name = next((name for name in names if name is not None), None)
+    return DTYPES.get(name) if isinstance(name, str) else None
+
+
+def _cast(module: Module, dtype: mx.Dtype) -> None:
+    """As mlx-lm."""
+    may: Callable[[str], bool] = getattr(module, "cast_predicate", lambda _: True)
+
+    def convert_one(name: str, array: mx.array) -> mx.array:
+        floating = mx.issubdtype(array.dtype, mx.floating)
+        return array.astype(dtype) if floating and may(name) else array
+
+    module.update(tree_map_with_path(convert_one, module.parameters()))
+
+
+def _choice(
+    predicate: Predicate | None, packing: Quantization
+) -> Callable[[str], Quantization | None]:
+    """The model's own predicate, asked about its head."""
+
+    def choose(name: str) -> Quantization | None:
+        found = True if predicate is None else predicate(PREFIX + name, Module())
+        if not isinstance(found, dict):
+            return packing if found else None
+        bits, group = found.get("bits", packing.bits), found.get("group_size", packing.group_size)
+        return Quantization(cast(int, bits), cast(int, group), str(found.get("mode", "affine")))
+
+    return choose
+
+
+def _record(path: Path, packings: Mapping[str, Quantization]) -> None:
+    """Name the head's packings that are not the trunk's, for software that goes by a config."""
+    config = read_json(path)
+    packed = config.get("quantization")
+    if not isinstance(packed, dict):
+        return
+    trunks = (packed.get("bits"), packed.get("group_size"), packed.get("mode", "affine"))
+    entries = {
+        PREFIX + module: packing_entry(packing)
+        for module, packing in packings.items()
+        if (packing.bits, packing.group_size, packing.mode) != trunks or packing.global_scale
+    }
+    if entries:
+        config["quantization"] = config["quantization_config"] = {**packed, **entries}
+        path.write_text(json.dumps(dict(sorted(config.items())), indent=4))

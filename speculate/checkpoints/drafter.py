@@ -1,0 +1,135 @@
+"""Writing a head as a drafter of its own, in the form in which such are published."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final, cast
+
+import attrs
+import mlx.core as mx
+from mlx_lm.models import qwen3_5, qwen3_next
+
+from speculate.checkpoints.experts import DENSE
+from speculate.checkpoints.folder import section
+from speculate.checkpoints.quantization import Quantization
+from speculate.checkpoints.read import DEDICATED, HeadTensors
+from speculate.errors import CheckpointError
+
+MODEL_TYPE: Final = "qwen3_5_mtp"
+LAYERS: Final = "mtp_num_hidden_layers"
+TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
+
+_NOT_OF_THE_TEXT: Final = frozenset(
+    {"architectures", "auto_map", "text_config", "vision_config", "transformers_version"}
+    | {"quantization", "quantization_config", "mlx_lm_version"}
+)
+Args = qwen3_5.TextModelArgs | qwen3_next.ModelArgs
+
+
+def write_drafter(folder: Path, head: HeadTensors, config: Mapping[str, object]) -> None:
+    """Write weights and config into a folder; the config last.
+
+    Args:
+        folder: An empty one.
+        head: From `read_head`.
+        config: From `drafter_config`.
+    """
+    save(folder / "model.safetensors", head.weights)
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def save(path: Path, weights: Mapping[str, mx.array]) -> None:
+    """Write a safetensors file, marked as one in mlx's conventions."""
+    mx.save_safetensors(str(path), dict(weights), metadata={"format": "mlx"})
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy what there is of a tokenizer, as published drafters have it."""
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+
+
+def drafter_config(config: Mapping[str, object], head: HeadTensors) -> dict[str, object]:
+    """The config of a drafter.
+
+    Args:
+        config: That of the checkpoint which the head is from.
+        head: From `read_head`.
+
+    Raises:
+        CheckpointError: The checkpoint's config does not describe a model with such a head.
+    """
+    text = _text_config(config, head)
+    return {
+        "model_type": MODEL_TYPE,
+        "block_size": len(head.experts) + 2,
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "text_config": text,
+        **_quantization(head.quantization),
+    }
+
+
+def packing_entry(packing: Quantization) -> dict[str, object]:
+    """A packing as a config has it."""
+    entry = {"group_size": packing.group_size, "bits": packing.bits, "mode": packing.mode}
+    return {**entry, "global_scale": True} if packing.global_scale else entry
+
+
+def _text_config(config: Mapping[str, object], head: HeadTensors) -> dict[str, object]:
+    source = section(config, "text_config") or config
+    # What reads a config may also write into it.
+    text = deepcopy({key: value for key, value in source.items() if key not in _NOT_OF_THE_TEXT})
+    args = _args(deepcopy(text))
+    defaults = {key: value for key, value in asdict(args).items() if key != "rope_scaling"}
+    text = {**defaults, **text, "rope_parameters": _rope(args), LAYERS: len(head.experts)}
+    text["tie_word_embeddings"] = args.tie_word_embeddings
+    text[DEDICATED] = False
+    if args.num_experts and all(layout == DENSE for layout in head.experts):
+        # The trunk has experts, and its head has none.
+        rows = head.weights["layers.0.mlp.gate_proj.weight"].shape[0]
+        text |= {"model_type": "qwen3_5_text", "num_experts": 0, "intermediate_size": rows}
+    return text
+
+
+def _args(text: dict[str, object]) -> Args:
+    """A text model's config as mlx-lm understands it, its defaults filled in."""
+    if "hidden_size" not in text:
+        raise CheckpointError(
+            "the head lies beside no config.json that describes its model. Put its trunk's there"
+        )
+    try:
+        if text.get("model_type") == "qwen3_next":
+            return cast(Args, qwen3_next.ModelArgs.from_dict(text))
+        return cast(Args, qwen3_5.TextModelArgs.from_dict(text))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"config.json: describes no model with a head: {error}") from error
+
+
+def _rope(args: Args) -> dict[str, object]:
+    rotated = int((args.head_dim or 0) * args.partial_rotary_factor)
+    return {
+        "type": "default",
+        "rope_theta": args.rope_theta,
+        "partial_rotary_factor": args.partial_rotary_factor,
+        # Text has one position for all three axes, so the split does not matter to it.
+        "mrope_section": [rotated // 2, 0, 0],
+        **(args.rope_scaling or {}),
+    }
+
+
+def _quantization(packings: Mapping[str, Quantization]) -> dict[str, object]:
+    if not packings:
+        return {}
+    shared = Counter(attrs.evolve(packing, global_scale=False) for packing in packings.values())
+    common = shared.most_common(1)[0][0]
+    others = {module: packing for module, packing in packings.items() if packing != common}
+    found: dict[str, object] = packing_entry(common)
+    found |= {module: packing_entry(packing) for module, packing in others.items()}
+    return {"quantization": found, "quantization_config": found}

@@ -1,0 +1,117 @@
+"""`speculate extract-head`: a head as a drafter of its own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from speculate.cli import parsing
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from speculate.checkpoints import HeadFiles, HeadTensors
+
+SUMMARY: Final = "Write a model's MTP head into a folder of its own, as such are published."
+EXAMPLE: Final = "speculate extract-head hybrid --output hybrid-mtp --quantize 4,64"
+
+BITS: Final = (2, 3, 4, 5, 6, 8)
+GROUPS: Final = (32, 64, 128)
+DEFAULT_GROUP: Final = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help=f"where the head is: {parsing.a_model()}")
+    add("--output", "-o", type=Path, required=True, metavar="DIR", help="the folder to write")
+    add(
+        "--quantize",
+        type=_packing,
+        metavar="BITS,GROUP",
+        help="quantise the matrices, routers to 8 bits (default: leave them as they are)",
+    )
+    add("--force", action="store_true", help="replace a model's folder of that name")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the folder."""
+    from speculate.checkpoints import find_head
+    from speculate.checkpoints.atomic import check_apart, check_free, new_folder
+    from speculate.checkpoints.drafter import copy_tokenizer, drafter_config, write_drafter
+    from speculate.cli.sources import find
+    from speculate.loading.folder import explained
+
+    target: Path = args.output
+    check_free(target, replace=args.force)
+    source = find(args.source, head_only=True)
+    check_apart(target, source)
+    files = find_head(source)
+    with (
+        new_folder(target, replace=args.force) as folder,
+        explained(source, "its head cannot be extracted"),
+        _progress() as progress,
+    ):
+        head = _read(files, args.quantize, progress)
+        config = drafter_config(files.config, head)
+        task = progress.add_task("Writing", total=1)
+        copy_tokenizer(files.folder, folder)
+        write_drafter(folder, head, config)
+        progress.advance(task)
+    print(f"{target}: {_described(head)}")
+    return 0
+
+
+def _packing(text: str) -> tuple[int, int]:
+    """Bits and group of `--quantize`."""
+    bits, _, group = text.partition(",")
+    try:
+        found = int(bits), int(group or DEFAULT_GROUP)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be like 4,64, got {text!r}") from None
+    if found[0] not in BITS or found[1] not in GROUPS:
+        raise argparse.ArgumentTypeError(f"bits are of {BITS}, groups of {GROUPS}, got {text!r}")
+    return found
+
+
+def _read(files: HeadFiles, asked: tuple[int, int] | None, progress: Progress) -> HeadTensors:
+    from speculate.checkpoints import Quantization, read_head
+    from speculate.checkpoints.packing import (
+        as_trunks,
+        dequantize_head,
+        plain_matrices,
+        quantize_head,
+    )
+
+    size = sum(tensor.end - tensor.begin for tensor in files.tensors.values())
+    reading = progress.add_task("Reading", total=size)
+    head = read_head(files, done=lambda count: progress.advance(reading, count))
+    progress.update(reading, completed=size)
+    if asked is None:
+        return head
+    choose = as_trunks(Quantization(*asked, mode="affine"))
+    plain = dequantize_head(head, keep=choose)
+    packing = progress.add_task("Quantising", total=len(plain_matrices(plain)))
+    return quantize_head(plain, choose, done=lambda _: progress.advance(packing))
+
+
+def _described(head: HeadTensors) -> str:
+    size = sum(array.nbytes for array in head.weights.values())
+    raw = any(decision.convention == "raw" for decision in head.norms)
+    norms = ", its norms shifted" if raw else ""
+    return f"{len(head.weights)} tensors, {size / 1e6:.1f} MB{norms}"
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar for each stage, shown in a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        yield progress

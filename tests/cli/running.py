@@ -1,0 +1,54 @@
+"""Running the command in this process, and reading what it says."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import attrs
+import pytest
+
+from speculate.cli.main import main
+
+COUNTERS: Final = re.compile(
+    r"(?P<tokens>\d+) tokens, (?P<passes>\d+) target passes, "
+    r"(nothing drafted|drafts accepted (?P<accepted>\d+) of (?P<drafted>\d+), "
+    r"mean acceptance length (?P<length>[\d.]+)), [\d.]+ tokens/s"
+)
+
+
+@attrs.frozen
+class Said:
+    """What a command wrote.
+
+    Attributes:
+        status: Its exit status.
+        out: On standard output.
+        err: On standard error.
+    """
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        """The generated text: everything before the counters."""
+        return self.out[: self.out.rstrip("\n").rfind("\n") + 1]
+
+    def counters(self) -> dict[str, float]:
+        found = COUNTERS.fullmatch(self.out.splitlines()[-1])
+        assert found is not None, self.out
+        return {name: float(value) for name, value in found.groupdict().items() if value}
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> Said:
+    """The command, in this process. `--help` and the like exit, which counts as a status."""
+    capsys.readouterr()
+    try:
+        status = main(args)
+    except SystemExit as leaving:
+        assert isinstance(leaving.code, int)
+        status = leaving.code
+    written = capsys.readouterr()
+    return Said(status, written.out, written.err)

@@ -1,0 +1,148 @@
+"""`speculate generate`: the text, the counters, and what it makes of its options."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import speculate as sp
+from speculate.loading import demo_prompt
+from tests import tiny, words
+from tests.cli.running import run
+from tests.decoding import kit
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> str:
+    return str(words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE))
+
+
+@pytest.fixture
+def drafter(tmp_path: Path) -> str:
+    config = {**words.DENSE, "num_hidden_layers": 1}
+    model = tiny.dense(seed=3, num_hidden_layers=1)
+    return str(words.write_folder(tmp_path / "draft", model, config))
+
+
+def wanted(folder: str, prompt: str, count: int, chat: bool = False) -> str:
+    model, tokenizer = sp.load(folder)
+    return sp.generate(model, tokenizer, prompt, max_tokens=count, chat_template=chat)
+
+
+def test_the_bundled_model_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = sp.load()
+    text = sp.generate(model, tokenizer, demo_prompt(), max_tokens=24)
+    said = run(capsys, "generate", "--max-tokens", "24", "--proposer", "off")
+    assert said.status == 0
+    assert said.err == ""
+    assert said.text.rstrip("\n") == text.rstrip("\n")
+    assert said.counters() == {"tokens": 24, "passes": 24}
+    for options in ((), ("--depth", "1"), ("--proposer", "draft"), ("--num-draft-tokens", "5")):
+        again = run(capsys, "generate", "--max-tokens", "24", *options)
+        assert again.text == said.text
+        counted = again.counters()
+        assert counted["passes"] <= 24
+        assert counted["accepted"] + counted["passes"] == 24
+        assert counted["accepted"] <= counted["drafted"]
+
+
+def test_a_folder_and_a_draft_model(
+    capsys: pytest.CaptureFixture[str], dense: str, drafter: str
+) -> None:
+    base = ("generate", "--model", dense, "--prompt", "abc", "-m", "8")
+    text = wanted(dense, "abc", 8)
+    for options, drafts in (
+        ((), False),
+        (("--proposer", "off", "--draft-model", drafter), False),
+        (("--draft-model", drafter), True),
+        (("--draft-model", dense, "--depth", "2"), True),
+        (("--draft-model", drafter, "--depth", "0"), False),
+    ):
+        said = run(capsys, *base, *options)
+        assert (said.status, said.err) == (0, "")
+        assert said.text.rstrip("\n") == text.rstrip("\n")
+        assert ("drafted" in said.counters()) == drafts
+
+
+def test_a_head_from_elsewhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from tests.test_loading import headed
+
+    folder = headed(tmp_path / "other")
+    bare = headed(tmp_path / "bare")
+    (bare / "mtp.safetensors").rename(tmp_path / "head.safetensors")
+    base = ("generate", "--model", str(bare), "--prompt", "ab", "-m", "6")
+    assert "drafted" not in run(capsys, *base).counters()
+    for head in (tmp_path / "head.safetensors", folder):
+        assert "drafted" in run(capsys, *base, "--head", str(head)).counters()
+
+
+def test_a_folder_wins_over_a_bundled_model_of_its_name(
+    capsys: pytest.CaptureFixture[str], dense: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(dense).rename(Path(dense).parent / "hybrid")
+    base = ("generate", "--model", "hybrid", "--prompt", "abc", "-m", "6")
+    elsewhere = run(capsys, *base)
+    monkeypatch.chdir(Path(dense).parent)
+    here = run(capsys, *base)
+    assert here.text.rstrip("\n") == wanted("hybrid", "abc", 6).rstrip("\n")
+    assert here.text != elsewhere.text
+
+
+def test_a_prompt_from_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, dense: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("abc"))
+    said = run(capsys, "generate", "--model", dense, "--prompt", "-", "-m", "6")
+    assert said.text.rstrip("\n") == wanted(dense, "abc", 6).rstrip("\n")
+
+
+def test_stop_strings(capsys: pytest.CaptureFixture[str], dense: str) -> None:
+    text = wanted(dense, "abc", 8)
+    said = run(
+        capsys, "generate", "--model", dense, "-p", "abc", "-m", "8",
+        "--stop", "never", "--stop", text[3:5],
+    )  # fmt: skip
+    assert said.text.rstrip("\n") == text[: text.index(text[3:5])]
+    assert said.counters()["tokens"] < 8
+
+
+def test_the_chat_template(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    template = "{% for m in messages %}X{{ m['content'] }}Y{% endfor %}"
+    folder = str(words.write_folder(tmp_path, tiny.dense(), words.DENSE, chat_template=template))
+    base = ("generate", "--model", folder, "--prompt", "ab", "-m", "6")
+    on, off = wanted(folder, "ab", 6, chat=True), wanted(folder, "ab", 6)
+    assert on != off
+    for options, text in (
+        ((), on),
+        (("--chat-template", "on"), on),
+        (("--chat-template", "off"), off),
+    ):
+        assert run(capsys, *base, *options).text.rstrip("\n") == text.rstrip("\n")
+
+
+def test_a_quantised_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ("generate", "--max-tokens", "16", "--kv-bits", "8", "--quantized-kv-start", "0")
+    plain = run(capsys, *base, "--proposer", "off")
+    assert plain.status == 0
+    assert run(capsys, *base, "--depth", "4", "--prefill-step-size", "20").text == plain.text
+
+
+def test_a_reader_that_leaves(dense: str) -> None:
+    command = (
+        f"{sys.executable} -m speculate.cli generate --model {dense} -p abc -m 400 | head -c 3"
+    )
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert (len(done.stdout), done.stderr) == (3, "")
+
+
+def test_unlimited_ends_with_the_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    ends = kit.truth("dense", (0, 1, 2), 5)[4]
+    config = {**words.DENSE, "eos_token_id": ends}
+    folder = words.write_folder(tmp_path, tiny.dense(), config)
+    said = run(capsys, "generate", "--model", str(folder), "--prompt", "abc", "-m", "-1")
+    assert said.status == 0
+    assert said.counters()["tokens"] <= 5

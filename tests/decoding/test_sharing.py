@@ -1,0 +1,201 @@
+"""Several texts, decoders, models and threads in one process: none is in another's way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from threading import Thread
+from typing import TypeVar
+
+import mlx.core as mx
+import pytest
+
+from speculate.decoding.decoder import Decoder
+from speculate.decoding.token import Token
+from speculate.errors import DecoderBusyError
+from speculate.proposers.draft_model import DraftModel
+from speculate.proposers.mtp_chain import MTPChain
+from speculate.protocols import Strategy
+from speculate.strategies.fixed import Fixed
+from speculate.strategies.off import Off
+from tests.decoding import kit
+from tests.decoding.heads import with_head
+
+
+def drafting(name: str, depth: int = 3) -> Decoder:
+    return Decoder(kit.get(name).model, Fixed(DraftModel(kit.get("small_dense").model), depth))
+
+
+def test_a_second_text_of_one_decoder_is_refused_while_the_first_runs() -> None:
+    decoder = drafting("dense")
+    running = decoder.generate(kit.PROMPT, 8)
+    waiting = decoder.generate(kit.SECOND, 4)
+    first = next(running)
+    with pytest.raises(DecoderBusyError, match="close"):
+        decoder.generate(kit.SECOND, 4)
+    with pytest.raises(DecoderBusyError):
+        next(waiting)
+    # The one that runs is not disturbed, and the decoder is free at its end.
+    kit.check_tokens("dense", kit.PROMPT, [first, *running])
+    kit.check_tokens("dense", kit.SECOND, list(decoder.generate(kit.SECOND, 4)))
+
+
+@pytest.mark.parametrize("ending", ["close", "settle", "drop"])
+def test_a_decoder_is_free_again_once_a_text_is_given_up(ending: str) -> None:
+    decoder = drafting("qwen3_5")
+    running = decoder.generate(kit.PROMPT, 8)
+    next(running)
+    if ending == "settle":
+        decoder.settle()
+        with pytest.raises(DecoderBusyError):
+            decoder.generate(kit.SECOND, 4)
+        running.close()
+    elif ending == "close":
+        running.close()
+    del running
+    kit.check_tokens("qwen3_5", kit.SECOND, list(decoder.generate(kit.SECOND, 4)))
+
+
+@pytest.mark.parametrize("name", kit.PROMISED)
+def test_two_decoders_on_one_model_take_turns_token_by_token(name: str) -> None:
+    one, other = drafting(name, 2), drafting(name, 3)
+    first: list[Token] = []
+    second: list[Token] = []
+    pair = zip(one.generate(kit.PROMPT, 12), other.generate(kit.SECOND, 12), strict=True)
+    for a, b in pair:
+        first.append(a)
+        second.append(b)
+    kit.check_tokens(name, kit.PROMPT, first)
+    kit.check_tokens(name, kit.SECOND, second)
+    # And mlx-lm's own loop still gives what it always gave.
+    assert kit.stock_ids(kit.get(name).module, kit.PROMPT, 6) == kit.truth(name, kit.PROMPT, 6)
+
+
+def test_two_models_of_one_class_do_not_mix() -> None:
+    names = ["dense", "small_dense"]
+    runs = [drafting(name).generate(kit.PROMPT, 10) for name in names]
+    found: list[list[Token]] = [[], []]
+    for pair in zip(*runs, strict=True):
+        for tokens, token in zip(found, pair, strict=True):
+            tokens.append(token)
+    for name, tokens in zip(names, found, strict=True):
+        kit.check_tokens(name, kit.PROMPT, tokens)
+    assert kit.ids_of(found[0]) != kit.ids_of(found[1])
+
+
+def test_a_model_loaded_twice_shares_nothing() -> None:
+    expected = kit.truth("qwen3_5", kit.PROMPT, 8)
+    one = kit.adapted(kit.BUILDERS["qwen3_5"]())
+    other = kit.adapted(kit.BUILDERS["qwen3_5"]())
+    before = Decoder(one.model, Fixed(DraftModel(one.model), 2)).generate(kit.PROMPT, 8)
+    first = [next(before).id]
+    other.module.update({"language_model": kit.zeros(other.module)})
+    after = kit.ids_of(Decoder(other.model, Off()).generate(kit.PROMPT, 8))
+    assert [*first, *kit.ids_of(before)] == expected
+    assert after != expected
+
+
+@pytest.mark.parametrize("kind", ["draft", "head"])
+def test_one_proposer_serves_two_decoders_one_after_the_other(kind: str) -> None:
+    model = with_head("qwen3_5").model
+    proposer = DraftModel(kit.get("qwen3_5").model) if kind == "draft" else MTPChain()
+    one, other = (Decoder(model, Fixed(proposer, depth)) for depth in (2, 3))
+    caches = kit.stock_caches("qwen3_5")
+    first = list(one.generate(kit.PROMPT, 6, caches))
+    kit.check_tokens("qwen3_5", kit.PROMPT, first)
+    between = list(other.generate(kit.SECOND, 6))
+    kit.check_tokens("qwen3_5", kit.SECOND, between)
+    # Back at the first text, it knows another one by now, of whatever length.
+    text = [*kit.PROMPT, *kit.ids_of(first), *kit.THIRD]
+    kit.check_tokens("qwen3_5", text, list(one.generate(kit.THIRD, 6, caches)))
+    if kind == "draft":
+        again = list(other.generate(kit.SECOND, 6))
+        kit.check_tokens("qwen3_5", kit.SECOND, again)
+        assert other.stats.accepted_tokens == other.stats.draft_tokens
+
+
+def test_one_proposer_may_go_from_one_target_to_another() -> None:
+    proposer = DraftModel(kit.get("small_dense").model)
+    for name in ("dense", "qwen3_5", "gpt_oss"):
+        tokens = kit.decode(name, Fixed(proposer, 3), count=6)
+        kit.check_tokens(name, kit.PROMPT, tokens)
+
+
+# Threads.
+
+ResultT = TypeVar("ResultT")
+
+
+def in_thread(work: Callable[[], ResultT]) -> ResultT:
+    """What some work gives, in a thread that ends with it."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def take(running: Iterator[Token], count: int) -> list[Token]:
+    return list(islice(running, count))
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss", "lfm2"])
+@pytest.mark.parametrize("kind", ["off", "draft", "fixed"])
+def test_a_text_that_begins_goes_on_and_ends_in_different_threads(name: str, kind: str) -> None:
+    # Nothing of it remembers the thread in which it was made.
+    model = in_thread(lambda: kit.adapted(kit.BUILDERS[name]()).model)
+    strategies: dict[str, Callable[[], Strategy]] = {
+        "off": Off,
+        "draft": lambda: Fixed(DraftModel(kit.get("small_dense").model), 3),
+        "fixed": lambda: Fixed(kit.scripted(name, kit.PROMPT, 20, kit.always("each")), 4),
+    }
+    kit.truth(name, kit.PROMPT, 20)
+    caches = kit.stock_caches(name)
+    strategy = strategies[kind]()
+    decoder = in_thread(lambda: Decoder(model, strategy))
+    running = in_thread(lambda: decoder.generate(kit.PROMPT, 20, caches))
+    tokens: list[Token] = []
+    for count in (1, 2, 4, 1):
+        tokens += in_thread(partial(take, running, count))
+        # Scores may be read wherever the token is.
+        assert tokens[-1].logprobs.max().item() is not None
+    in_thread(decoder.settle)
+    tokens.append(next(running))
+    in_thread(running.close)
+    kit.check_tokens(name, kit.PROMPT, tokens)
+    kit.check_holds(name, caches, [*kit.PROMPT, *kit.ids_of(tokens)])
+    text = [*kit.PROMPT, *kit.ids_of(tokens), *kit.SECOND]
+    second = in_thread(lambda: list(decoder.generate(kit.SECOND, 4, caches)))
+    kit.check_tokens(name, text, second)
+
+
+def test_a_head_goes_on_in_another_thread() -> None:
+    tiny = with_head("qwen3_5")
+    decoder = Decoder(tiny.model, Fixed(MTPChain(), 2))
+    running = decoder.generate(kit.PROMPT, 12)
+    tokens = in_thread(partial(take, running, 5))
+    tokens += running
+    kit.check_tokens("qwen3_5", kit.PROMPT, tokens)
+
+
+def test_two_threads_decode_with_one_model_at_the_same_time() -> None:
+    names = ("dense", "qwen3_5")
+    found: dict[tuple[str, int], list[int]] = {}
+
+    def work(name: str, turn: int) -> None:
+        decoder = drafting(name)
+        found[name, turn] = kit.ids_of(decoder.generate(kit.PROMPT, 8))
+
+    expected = {name: kit.truth(name, kit.PROMPT, 8) for name in names}
+    kit.get("small_dense")
+    threads = [Thread(target=work, args=(name, turn)) for name in names for turn in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {(name, turn): expected[name] for name in names for turn in (0, 1)}
+
+
+def test_a_given_stream_is_used() -> None:
+    stream = mx.new_stream(mx.cpu)
+    decoder = Decoder(kit.get("dense").model, Off(), stream=stream)
+    kit.check_tokens("dense", kit.PROMPT, list(decoder.generate(kit.PROMPT, 5)))

@@ -1,0 +1,66 @@
+"""Mode "coupled", ten thousand seeds at a time: the text is the seed's, whoever drafts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, get_args
+
+import attrs
+import numpy as np
+import pytest
+
+from speculate.sampling.options import Sampling
+from tests.sampling.batched import Drafter, Setting, decode
+from tests.sampling.laws import CHANCE, chi_square, law
+from tests.sampling.toys import table
+
+SEEDS: Final = 10_000
+COUNT: Final = 5
+OPTIONS: Final = {
+    "plain": Sampling(temperature=0.9),
+    "hot": Sampling(temperature=1.5, top_p=0.9, top_k=6),
+    "cold": Sampling(temperature=0.3, min_p=0.01),
+    "xtc": Sampling(temperature=0.7, xtc_probability=0.5, xtc_threshold=0.1),
+    "penalties": Sampling(
+        temperature=1.0,
+        repetition_penalty=1.4,
+        repetition_context_size=3,
+        presence_penalty=0.3,
+        presence_context_size=3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_ten_thousand_seeds_give_the_same_texts_whoever_drafts(name: str) -> None:
+    one = Setting(sampling=OPTIONS[name], depth=1, drafter="lookup")
+    texts = decode(one, SEEDS, COUNT).beginnings(COUNT)
+    for drafter in get_args(Drafter):
+        for depth in (2, 4):
+            other = attrs.evolve(one, depth=depth, drafter=drafter, drafts=table(2))
+            assert decode(other, SEEDS, COUNT).beginnings(COUNT) == texts
+
+
+def test_the_text_is_what_log_probabilities_and_noise_say() -> None:
+    """The rule itself, worked out in float64 but for ties."""
+    from speculate.sampling.noise import gumbel, key
+
+    setting = Setting(sampling=Sampling(temperature=0.9), depth=3)
+    texts = decode(setting, 300, 4).beginnings(4)
+    for seed, text in enumerate(texts):
+        newest = setting.start
+        for place, token in enumerate(text):
+            noise = np.array(gumbel([key(seed, 1, 4 + place)], 8))[0]
+            scores = np.log(law(setting.target[newest], setting.sampling)) + noise
+            assert scores[token] > scores.max() - 1e-5
+            newest = token
+
+
+def test_texts_of_neighbouring_seeds_are_independent() -> None:
+    setting = Setting(sampling=Sampling(temperature=0.9), depth=2)
+    firsts = np.array(decode(setting, 20_001).round(0), dtype=object)
+    tokens = [int(outcome[0]) for outcome in firsts]
+    p = setting.p[setting.start]
+    pairs = Counter(zip(tokens, tokens[1:], strict=False))
+    cells = [(pairs[a, b], 20_000 * p[a] * p[b]) for a, b in np.ndindex(8, 8)]
+    assert chi_square(cells) > CHANCE

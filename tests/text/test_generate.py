@@ -1,0 +1,293 @@
+"""Text in, text out: as mlx-lm does it, and stop strings besides."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from typing import final
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from mlx_lm.generate import GenerationResponse, generation_stream
+from mlx_lm.generate import stream_generate as stock_stream
+from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
+
+import speculate as sp
+from speculate.errors import OptionError, PromptError
+from speculate.protocols import Forward, Rollbackable, SpeculativeModel
+from speculate.testing.fakes import ScriptedProposer
+from speculate.text import DecoderOptions
+from tests import tiny, words
+from tests.decoding import kit
+from tests.decoding.watched import PassingModel, said_at
+
+DEPTHS = (0, 1, 3, 5)
+FIELDS = ("text", "token", "prompt_tokens", "generation_tokens", "finish_reason")
+
+
+def fields(responses: list[GenerationResponse]) -> list[tuple[object, ...]]:
+    return [tuple(getattr(r, name) for name in FIELDS) for r in responses]
+
+
+# As mlx-lm.
+
+
+@pytest.mark.parametrize("eos", [words.EOS_ID, 0, 3, 5])
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_responses_are_mlx_lms(count: int, eos: int) -> None:
+    """Also where the end of the text is its last token, or comes before."""
+    tiny_model = kit.get("dense")
+    ends = eos if eos == words.EOS_ID else kit.truth("dense", kit.PROMPT, 8)[eos]
+    tokenizer = words.wrapper(ends)
+    wanted = list(stock_stream(tiny_model.module, tokenizer, list(kit.PROMPT), max_tokens=count))
+    proposer = kit.scripted("dense", kit.PROMPT, 12, kit.always(2))
+    for strategy in (sp.Off(), sp.Fixed(proposer, 4)):
+        found = list(
+            sp.stream_generate(
+                tiny_model.model, tokenizer, kit.PROMPT, max_tokens=count, strategy=strategy
+            )
+        )
+        assert fields(found) == fields(wanted)
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert mx.array_equal(ours.logprobs, theirs.logprobs)
+            assert min(ours.prompt_tps, ours.generation_tps, ours.peak_memory) > 0
+        assert sp.generate(
+            tiny_model.model, tokenizer, kit.PROMPT, max_tokens=count, strategy=strategy
+        ) == "".join(r.text for r in wanted)
+
+
+@pytest.mark.parametrize("detokenizer", ["naive", "bytes"])
+def test_letters_of_several_tokens(detokenizer: str) -> None:
+    """A euro sign comes as three tokens, one of which may be the last that is allowed."""
+    ids = [0, 58, 59, 60, 1, 56, 56, 58, 59, 60]
+    model, tokenizer = saying(ids), words.wrapper()
+    if detokenizer == "naive":
+        tokenizer = TokenizerWrapper(words.fast_tokenizer(), NaiveStreamingDetokenizer)
+    for count in range(1, len(ids) + 1):
+        found = list(sp.stream_generate(model, tokenizer, [2], max_tokens=count))
+        assert "".join(r.text for r in found) == words.decoded(ids[:count])
+    assert "".join(r.text for r in found) == "a€b  €"
+
+
+def test_accepted_drafts_are_reported() -> None:
+    proposer = kit.scripted("dense", kit.PROMPT, 12, kit.always(None))
+    found = sp.stream_generate(
+        kit.get("dense").model,
+        words.wrapper(),
+        kit.PROMPT,
+        max_tokens=8,
+        strategy=sp.Fixed(proposer, 3),
+    )
+    assert [r.from_draft for r in found] == [True, True, True, False] * 2
+
+
+def test_prompts_are_text_ids_or_an_array() -> None:
+    model, tokenizer = kit.get("dense").model, words.wrapper()
+    wanted = sp.generate(model, tokenizer, [0, 1, 2], max_tokens=5)
+    assert sp.generate(model, tokenizer, "abc", max_tokens=5) == wanted
+    assert sp.generate(model, tokenizer, mx.array([0, 1, 2]), max_tokens=5) == wanted
+    assert sp.generate(model, words.fast_tokenizer(), (0, 1, 2), max_tokens=5) == wanted
+
+
+def test_a_chat_template_makes_the_prompt_a_message() -> None:
+    bare = words.fast_tokenizer()
+    bare.chat_template = "{% for m in messages %}X{{ m['content'] }}Y{% endfor %}"
+    model, tokenizer = kit.get("dense").model, TokenizerWrapper(bare)
+    wanted = sp.generate(model, tokenizer, "XabY", max_tokens=5)
+    assert sp.generate(model, tokenizer, "ab", chat_template=True, max_tokens=5) == wanted
+    with pytest.raises(OptionError, match="text"):
+        sp.generate(model, tokenizer, [1, 2], chat_template=True)
+    with pytest.raises(OptionError, match="no chat template"):
+        sp.generate(model, words.wrapper(), "ab", chat_template=True)
+
+
+def test_verbose_prints_what_mlx_lm_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_model, tokenizer = kit.get("dense"), words.wrapper()
+    text = sp.generate(tiny_model.model, tokenizer, kit.PROMPT, max_tokens=6, verbose=True)
+    ours = capsys.readouterr().out.splitlines()
+    mlx_lm.generate(tiny_model.module, tokenizer, list(kit.PROMPT), max_tokens=6, verbose=True)
+    theirs = capsys.readouterr().out.splitlines()
+    assert ours[:-3] == theirs[:-3]
+    assert text in "\n".join(ours)
+    kinds = [[line.partition(":")[0] for line in lines[-3:]] for lines in (ours, theirs)]
+    assert kinds[0] == kinds[1] == ["Prompt", "Generation", "Peak memory"]
+
+
+def test_memory_is_wired_for_the_stock_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[object] = []
+
+    @contextmanager
+    def wired_limit(module: object, streams: Sequence[object]) -> Iterator[None]:
+        heard.extend([module, *streams])
+        yield
+        heard.append("over")
+
+    monkeypatch.setattr(sys.modules["mlx_lm.generate"], "wired_limit", wired_limit)
+    responses = sp.stream_generate(kit.get("dense").model, words.wrapper(), [1], max_tokens=2)
+    assert heard == []
+    next(responses)
+    assert heard[0] is kit.get("dense").module
+    assert heard[1:] == [generation_stream]
+    assert len(list(responses)) == 1
+    assert heard[2:] == ["over"]
+
+
+def test_options_are_the_decoders() -> None:
+    known = inspect.signature(sp.Decoder).parameters
+    named = {"model", "strategy", "sampling"}
+    assert set(DecoderOptions.__annotations__) == set(known) - named
+
+
+def test_what_cannot_be_used_is_refused_at_once() -> None:
+    model, tokenizer = kit.get("dense").model, words.wrapper()
+    with pytest.raises(OptionError, match="max_tokens"):
+        sp.stream_generate(model, tokenizer, [1], max_tokens=0)
+    with pytest.raises(OptionError, match="stop string"):
+        sp.stream_generate(model, tokenizer, [1], stop="")
+    with pytest.raises(PromptError, match="empty"):
+        sp.stream_generate(model, tokenizer, "")
+    with pytest.raises(PromptError, match="64"):
+        sp.stream_generate(model, tokenizer, [tiny.VOCAB])
+    with pytest.raises(PromptError, match="shape"):
+        sp.stream_generate(model, tokenizer, mx.array([[1, 2]]))
+
+
+# The cache.
+
+
+@pytest.mark.parametrize("name", kit.PROMISED)
+def test_the_cache_is_back_with_the_last_response(name: str) -> None:
+    caches = kit.stock_caches(name)
+    responses = sp.stream_generate(
+        kit.get(name).model, words.wrapper(), kit.PROMPT, max_tokens=5, prompt_cache=caches
+    )
+    found = [next(responses).token for _ in range(5)]
+    kit.check_holds(name, caches, [*kit.PROMPT, *found])
+    assert list(responses) == []
+
+
+def test_closing_gives_it_back_as_well() -> None:
+    caches = kit.stock_caches("qwen3_5")
+    model, tokenizer = kit.get("qwen3_5").model, words.wrapper()
+    responses = sp.stream_generate(model, tokenizer, kit.PROMPT, prompt_cache=caches)
+    found = [next(responses).token for _ in range(3)]
+    responses.close()
+    kit.check_holds("qwen3_5", caches, [*kit.PROMPT, *found])
+
+
+# Stop strings.
+
+
+@final
+class Saying(PassingModel):
+    """Feeds a real model, caches and all, but says what a text says, row by row."""
+
+    def __init__(self, text: list[int]) -> None:
+        super().__init__(kit.get("qwen3_5").model)
+        self._text = text
+
+    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+        out = self.inner.forward(tokens, cache)
+        end = max(layer.length() for layer in cache if isinstance(layer, Rollbackable))
+        said = [said_at(self._text, end - i, ()) or 0 for i in reversed(range(tokens.shape[1]))]
+        loud = mx.where(mx.arange(tiny.VOCAB) == mx.array(said)[:, None], 1e6, 0.0)
+        return Forward(out.logits + loud[None], out.hidden)
+
+
+def saying(ids: list[int]) -> SpeculativeModel:
+    """A model that says these ids after a prompt of one token, and then the first id for ever."""
+    return Saying([2, *ids])
+
+
+def spelled(text: str) -> list[int]:
+    """Ids of a text, longest token first, so that stop strings sit within and across tokens."""
+    known, ids = words.vocabulary(), []
+    while text:
+        word = max((w for w in known if text.startswith(w)), key=len)
+        ids.append(known[word])
+        text = text[len(word) :]
+    return ids
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize(
+    ("text", "stop", "left", "used"),
+    [
+        ("abENDcd", "END", "ab", 3),  # one token
+        ("abstopcd", "stop", "ab", 4),  # two tokens
+        ("abstopcd", "to", "abs", 4),  # ends of two tokens
+        ("axyzb", "y", "ax", 2),  # inside a token
+        ("ststopab", "stop", "st", 3),  # after a beginning that came to nothing
+        ("abstocd", "stop", "abstocd", None),  # a beginning only
+        ("abst", "stop", "abst", None),  # a beginning at the end of the budget
+        ("aENDbENDc", "END", "a", 2),  # the first of two
+    ],
+)
+def test_the_text_is_cut_in_front_of_a_stop_string(
+    text: str, stop: str, left: str, used: int | None, depth: int
+) -> None:
+    ids = spelled(text)
+    proposer = ScriptedProposer([2, *ids], vocab_size=tiny.VOCAB)
+    caches = kit.stock_caches("qwen3_5")
+    found = list(
+        sp.stream_generate(
+            saying(ids),
+            words.wrapper(),
+            [2],
+            strategy=sp.Fixed(proposer, depth),
+            max_tokens=len(ids),
+            stop=["never", stop],
+            prompt_cache=caches,
+        )
+    )
+    assert "".join(r.text for r in found) == left
+    assert [r.token for r in found] == ids[:used]
+    assert [r.finish_reason for r in found[:-1]] == [None] * (len(found) - 1)
+    assert found[-1].finish_reason == ("length" if used is None else "stop")
+    kit.check_holds("qwen3_5", caches, [2, *ids[:used]])
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_the_end_of_the_text_releases_what_was_held_back(depth: int) -> None:
+    ids = [*spelled("abst"), words.EOS_ID, 0, 0]
+    proposer = ScriptedProposer([2, *ids], vocab_size=tiny.VOCAB)
+    found = list(
+        sp.stream_generate(
+            saying(ids),
+            words.wrapper(words.EOS_ID),
+            [2],
+            strategy=sp.Fixed(proposer, depth),
+            stop=["stop"],
+        )
+    )
+    assert "".join(r.text for r in found) == "abst"
+    assert found[-1].finish_reason == "stop"
+    assert found[-1].token == words.EOS_ID
+
+
+def test_a_stop_string_that_the_detokenizer_held_back() -> None:
+    """It waits with a space until it sees the next token, or that there is none."""
+    found = list(
+        sp.stream_generate(saying([0, 56, 1]), words.wrapper(), [2], stop=" ", max_tokens=2)
+    )
+    assert "".join(r.text for r in found) == "a"
+    assert found[-1].finish_reason == "stop"
+
+
+def test_where_it_is_cut_does_not_depend_on_who_drafts() -> None:
+    ids = spelled("abstopxyzENDst")
+    for stop, depth in product(("st", "topx", "zE", "Ds"), DEPTHS):
+        proposer = ScriptedProposer([2, *ids], kit.always("each"), vocab_size=tiny.VOCAB)
+        text = sp.generate(
+            saying(ids),
+            words.wrapper(),
+            [2],
+            strategy=sp.Fixed(proposer, depth),
+            max_tokens=len(ids),
+            stop=stop,
+        )
+        assert text == "abstopxyzENDst".partition(stop)[0]

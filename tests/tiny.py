@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -63,10 +64,9 @@ def _weight(name: str, old: mx.array) -> mx.array:
         # Left alone it would be random from before the seed.
         return mx.random.normal(old.shape) * 0.1
     if "norm" in name and old.ndim == 1:
-        gains: mx.array = 1 + 0.2 * mx.random.normal(old.shape)
-        return gains
+        return 1 + 0.2 * mx.random.normal(old.shape)
     if old.ndim > 1:
-        return mx.random.normal(old.shape) * (3 / old.shape[-1] ** 0.5)
+        return mx.random.normal(old.shape) * (3 / math.sqrt(old.shape[-1]))
     return old
 
 

@@ -107,9 +107,7 @@ class CacheGroup:
         if self._base is None:
             return
         logged = sum(block.shape[1] for block in self._log)
-        for member, n in zip(self.members(), self._fed_by_member(), strict=True):
-            if n > logged:
-                member.trim(n - logged)
+        self._take_back([n - logged for n in self._fed_by_member()])
 
     # One window: called by `speculation` and by the decoder.
 
@@ -155,21 +153,21 @@ class CacheGroup:
     def apply_keep(self, m: int, surplus: list[int], /) -> None:
         """Carry out what `plan_keep(m)` found, and make the result the kept point."""
         kept = min(m, self.fed())
-        for member, n in zip(self.members(), surplus, strict=True):
-            if n:
-                member.trim(n)
+        self._take_back(surplus)
         if self._log:
             self._settle_owed(self._owed_rows() + kept)
         self._mark()
 
     def restore(self) -> None:
         """Return to the kept point, if there is one."""
-        if self._base is None:
-            return
-        for member, n in zip(self.members(), self._fed_by_member(), strict=True):
-            if n:
+        if self._base is not None:
+            self._take_back(self._fed_by_member())
+            self._mark()
+
+    def _take_back(self, surplus: Sequence[int]) -> None:
+        for member, n in zip(self.members(), surplus, strict=True):
+            if n > 0:
                 member.trim(n)
-        self._mark()
 
     def _settle_owed(self, keep: int) -> None:
         """After a rewind: owe what is kept of the fed tokens and is in no cache any more."""
@@ -193,11 +191,11 @@ class CacheGroup:
         return 0 if self._owed is None else self._owed.shape[1]
 
     def _culprit(self) -> str:
-        pairs = zip(self.members(), self._fed_by_member(), strict=True)
-        for index, (member, n) in enumerate(pairs):
-            if not member.can_trim(n):
-                return f"layer {index} ({type(member).__name__}) cannot take back {n}"
-        return "no common point to return to"
+        fed = zip(self.members(), self._fed_by_member(), strict=True)
+        stuck = [
+            f"layer {i} ({type(c).__name__})" for i, (c, n) in enumerate(fed) if not c.can_trim(n)
+        ]
+        return f"{', '.join(stuck) or 'no layer'} cannot take its part back"
 
 
 def _writers(members: Sequence[Rollbackable]) -> list[weakref.ref[WritesInBlocks]]:

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import RotatingKVCache
 from typing_extensions import override
 
 from speculate.backends.group import RECORD_WINDOW
+from speculate.backends.masks import mask_with_sinks
 from speculate.backends.member import GroupMember
 from speculate.backends.rows import STEP, check_trim
 from speculate.errors import RewindError
@@ -217,22 +218,3 @@ class RewindableRotatingKVCache(GroupMember, RotatingKVCache):
 
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [self.keys, self.values]
-
-
-def mask_with_sinks(rows: int, prior: int, window: int, sinks: int) -> mx.array:
-    """What single steps see. mlx-lm's mask for blocks lets the sinks slide out of view.
-
-    Args:
-        rows: Rows of the block.
-        prior: Rows in front of it, the sinks first.
-        window: Rows that a single step sees, itself and the sinks included.
-        sinks: Rows that are always seen.
-
-    Returns:
-        `(rows, prior + rows)`, true where a row sees a column.
-    """
-    row = mx.arange(prior, prior + rows)[:, None]
-    column = mx.arange(prior + rows)[None]
-    recent = row < column + (window - sinks)
-    mask: mx.array = (column <= row) & (recent | (column < sinks))
-    return mask

@@ -16,6 +16,7 @@ import mlx.core as mx
 from mlx_lm.models import qwen3_5, qwen3_next
 
 from speculate.checkpoints.experts import DENSE
+from speculate.checkpoints.find import HeadFiles
 from speculate.checkpoints.folder import section
 from speculate.checkpoints.quantization import Quantization
 from speculate.checkpoints.read import DEDICATED, HeadTensors
@@ -56,17 +57,20 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
             shutil.copyfile(source / name, folder / name)
 
 
-def drafter_config(config: Mapping[str, object], head: HeadTensors) -> dict[str, object]:
+def drafter_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
     """The config of a drafter.
 
     Args:
-        config: That of the checkpoint which the head is from.
+        files: Where the head is from, and the config of its model.
         head: From `read_head`.
 
     Raises:
-        CheckpointError: The checkpoint's config does not describe a model with such a head.
+        CheckpointError: That config does not describe a model with such a head.
     """
-    text = _text_config(config, head)
+    try:
+        text = _text_config(files.config, head)
+    except CheckpointError as error:
+        raise CheckpointError(f"{files.folder}: {error}") from error
     return {
         "model_type": MODEL_TYPE,
         "block_size": len(head.experts) + 2,
@@ -102,7 +106,7 @@ def _args(text: dict[str, object]) -> Args:
     """A text model's config as mlx-lm understands it, its defaults filled in."""
     if "hidden_size" not in text:
         raise CheckpointError(
-            "the head lies beside no config.json that describes its model. Put its trunk's there"
+            "there is no config.json that describes the head's model. Put its trunk's there"
         )
     try:
         if text.get("model_type") == "qwen3_next":
@@ -127,7 +131,8 @@ def _rope(args: Args) -> dict[str, object]:
 def _quantization(packings: Mapping[str, Quantization]) -> dict[str, object]:
     if not packings:
         return {}
-    shared = Counter(attrs.evolve(packing, global_scale=False) for packing in packings.values())
+    in_order = [packings[module] for module in sorted(packings)]
+    shared = Counter(attrs.evolve(packing, global_scale=False) for packing in in_order)
     common = shared.most_common(1)[0][0]
     others = {module: packing for module, packing in packings.items() if packing != common}
     found: dict[str, object] = packing_entry(common)

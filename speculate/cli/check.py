@@ -18,6 +18,11 @@ TOKENS: Final = 48
 
 PROMPT_TOKENS: Final = 96
 TOO_FEW: Final = 0.05
+SUSPICIOUS: Final = 0.2
+"""Below this part the two conventions are compared."""
+
+BEATEN: Final = 2.0
+"""How much better the other one must be to say that this one is wrong."""
 
 
 @final
@@ -29,7 +34,7 @@ class Check:
         tokens: That it had to guess.
         acceptance: Part of them that it guessed, as the first draft after each true token.
         by_convention: The same with all norms taken to be stored one way; empty where the
-            acceptance is no cause for it.
+            acceptance gives no cause for it.
     """
 
     tokens: int
@@ -38,25 +43,26 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether this is a head that drafts for this model."""
-        return self.acceptance >= TOO_FEW
+        """Whether this is a head that drafts for this model, read as it was meant."""
+        best = max(self.by_convention.values(), default=0.0)
+        return self.acceptance >= max(TOO_FEW, best / BEATEN)
 
     def lines(self) -> list[str]:
         """The result, for people."""
         found = [f"{self.acceptance:.0%} of first drafts accepted, over {self.tokens} tokens"]
-        if self.passed:
+        if not self.by_convention:
             return found
         found.append(
-            "That is what guessing gives. Usually the head's norms were taken for the other"
+            "So few usually mean that the head's norms were taken for the other convention,"
         )
-        found.append("convention, or the head was trained for another model.")
+        found.append("or that the head was trained for another model.")
         for convention, acceptance in self.by_convention.items():
             found.append(f"with all its norms stored as {convention}: {acceptance:.0%}")
         best = max(self.by_convention, key=lambda name: self.by_convention[name])
-        if self.by_convention[best] >= TOO_FEW:
-            found.append(f'Load it with load_mtp_head(..., norms="{best}").')
-        else:
+        if self.by_convention[best] < TOO_FEW:
             found.append("Neither helps, so it is the pairing: look for this model's own head.")
+        elif not self.passed:
+            found.append(f'Load it with load_mtp_head(..., norms="{best}").')
         return found
 
 
@@ -83,8 +89,8 @@ def check_head(name: str | None, head: str | None, norms: Convention | None = No
 
     ids = cast("list[int]", tokenizer.encode(demo_prompt()))[:PROMPT_TOKENS]
     found = attempt(norms)
-    others = {} if found >= TOO_FEW else {name: attempt(name) for name in get_args(Convention)}
-    return Check(TOKENS, found, others)
+    conventions = () if found >= SUSPICIOUS else get_args(Convention)
+    return Check(TOKENS, found, {name: attempt(name) for name in conventions})
 
 
 def acceptance(

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         _progress() as progress,
     ):
         head = _read(files, args.quantize, progress)
-        config = drafter_config(files.config, head)
+        config = drafter_config(files, head)
         task = progress.add_task("Writing", total=1)
         copy_tokenizer(files.folder, folder)
         write_drafter(folder, head, config)

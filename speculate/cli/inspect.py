@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="load the model and its head, and see how often the first draft would be accepted; "
         "exit status 1 for less than 5 %%",
     )
-    add("--head", metavar="PATH", help="for --check: where the head is, if not in PATH")
+    add("--head", metavar="PATH", help="where the head is, if not with the model")
     add(
         "--norms",
         choices=("gains", "raw"),
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from speculate.cli.sources import find
     from speculate.cli.table import show
 
-    report = inspect(find(args.path))
+    report = inspect(find(args.path), find(args.head, head_only=True) if args.head else None)
     check = check_head(args.path, args.head, args.norms) if args.check else None
     if args.json:
         found = attrs.asdict(report)

@@ -65,11 +65,12 @@ class Report:
     tokenizer: Tokenizer | None
 
 
-def inspect(path: Path) -> Report:
+def inspect(path: Path, head_path: Path | None = None) -> Report:
     """Look at a checkpoint. Loads no weights.
 
     Args:
         path: A folder, or a safetensors file.
+        head_path: Where to look for the head instead.
 
     Raises:
         CheckpointError: A file is damaged or missing.
@@ -79,12 +80,12 @@ def inspect(path: Path) -> Report:
     trunk = [t for t in found.tensors.values() if strip_prefix(t.name) is None]
     made, prefix, head, why = None, None, None, None
     try:
-        files = find_head(path)
+        files = find_head(head_path or path)
         prefix, head = files.prefix, peek_head(files)
     except HeadNotFoundError as error:
         why = str(error)
     if prefix == "":
-        trunk = [t for t in trunk if t.name not in files.tensors]
+        trunk = [t for t in trunk if t not in files.tensors.values()]
     if path.is_dir() and config and not str(name).endswith("_mtp"):
         made = architecture(config, path)
     size = setting(config, "vocab_size")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from speculate.checkpoints.experts import DENSE
 from speculate.checkpoints.peek import HeadSummary
 from speculate.checkpoints.quantization import Quantization
 from speculate.cli.check import Check
@@ -99,14 +100,11 @@ def _weights(quantization: Mapping[str, object] | None, dtypes: Mapping[str, int
 
 
 def _head(prefix: str, head: HeadSummary) -> Iterator[Row]:
-    layers = ", ".join(head.experts) or "none"
-    yield "head", f"{prefix}* in {', '.join(head.files)}"
-    size = (
-        f"{head.size_bytes / 1e6:.1f} MB"
-        if head.size_bytes < 1e9
-        else (f"{head.size_bytes / 1e9:.2f} GB")
-    )
-    yield "", f"{head.tensors} tensors, {size}; experts of its layers: {layers}"
+    names = f"{prefix}*" if prefix else "names without prefix"
+    yield "head", f"{names} in {', '.join(head.files)}"
+    kinds = [kind if kind == DENSE else f"experts {kind}" for kind in head.experts]
+    size = f"{head.size_bytes / 1e6:,.1f} MB"
+    yield "", f"{head.tensors} tensors, {size}; layers: {', '.join(kinds) or 'none'}"
     parts = [f"{count} matrices {_packing(packing)}" for packing, count in head.packings]
     parts += [f"{count} matrices {dtype}" for dtype, count in head.plain.items()]
     parts += [f"{head.blocks} matrices in blocks of 8-bit floats"] if head.blocks else []
@@ -124,12 +122,11 @@ def _packing(packing: Quantization) -> str:
 
 
 def _draft_model(report: Report) -> Iterator[Row]:
-    yield (
-        "draft model",
-        f"must have a vocabulary of {report.vocabulary_size or '?'}, or padding more",
-    )
+    size = "an unknown size" if report.vocabulary_size is None else report.vocabulary_size
+    yield "draft model", f"its vocabulary must have {size}, padding aside"
     if report.tokenizer is None:
-        yield "", "and this tokenizer, which is not in tokenizer.json: compare it when loaded"
+        yield "", "its tokenizer must be this model's, which is not in tokenizer.json here"
     else:
         known = report.tokenizer
-        yield "", f"and this tokenizer: {known.tokens} tokens, fingerprint {known.fingerprint}"
+        text = f"{known.tokens} tokens, fingerprint {known.fingerprint}"
+        yield "", f"its tokenizer must be this model's: {text}"

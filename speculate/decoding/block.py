@@ -7,7 +7,7 @@ from typing import cast, final
 import attrs
 import mlx.core as mx
 
-from speculate.protocols import Commit, Decision, Draft, Forward, Plan, Verdict
+from speculate.protocols import Commit, Decision, Draft, Forward, Plan, Round, Verdict
 
 
 @final
@@ -48,6 +48,25 @@ class Block:
         drafts, tokens = to_ints(self.draft.tokens), to_ints(self.decision.tokens)
         accepted = cast(int, self.decision.accepted.item()) if drafts else 0
         return [*drafts[:accepted], tokens[accepted]]
+
+    def round(self, index: int, emitted: int, accepted: int, *, cut: bool) -> Round:
+        """What the strategy is told when `emitted` tokens of the block have come out.
+
+        Args:
+            index: Of the round.
+            emitted: Tokens that came out.
+            accepted: Drafts that stood.
+            cut: The text ended in this block.
+        """
+        return Round(
+            index=index,
+            proposer=self.proposer if self.drafted else None,
+            planned=self.plan.depth,
+            drafted=self.drafted,
+            accepted=min(emitted, accepted),
+            emitted=emitted,
+            cut=cut,
+        )
 
     def commit(self, drafts_kept: int) -> Commit:
         """What the proposers are told when `drafts_kept` of the drafts became text."""

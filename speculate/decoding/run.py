@@ -16,7 +16,7 @@ from speculate.decoding.stats import Stats
 from speculate.decoding.target import Target
 from speculate.decoding.token import Token, tokens_of
 from speculate.errors import SpeculateError
-from speculate.protocols import Plan, Round
+from speculate.protocols import Plan
 
 CLEAR_EVERY: Final = 256
 """Tokens after which the allocator's cache is cleared, as in mlx-lm."""
@@ -148,14 +148,7 @@ class Run:
     def _stop(self) -> None:
         self._active = False
         self._target.stop()
-        failures = []
-        for proposer in self._setup.strategy.proposers:
-            try:
-                proposer.settle()
-            except Exception as failure:
-                failures.append(failure)
-        if failures:
-            raise failures[0]
+        self._setup.settle()
 
     def _round(self) -> None:
         """Make the next block ready to be given out."""
@@ -223,15 +216,7 @@ class Run:
         block, self._unobserved = self._unobserved, None
         if block is None or not self._given:
             return
-        round = Round(
-            index=self._stats.rounds,
-            proposer=block.proposer if block.drafted else None,
-            planned=block.plan.depth,
-            drafted=block.drafted,
-            accepted=min(self._given, self._accepted),
-            emitted=self._given,
-            cut=self.finished,
-        )
+        round = block.round(self._stats.rounds, self._given, self._accepted, cut=self.finished)
         self._stats.count(round)
         self._setup.strategy.observe(round)
         if self._setup.observer is not None:

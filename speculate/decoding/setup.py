@@ -71,6 +71,21 @@ class Setup:
         for proposer in self.strategy.proposers:
             proposer.commit(commit)
 
+    def settle(self) -> None:
+        """Have every proposer leave its caches at the committed text.
+
+        Raises:
+            Exception: What the first of those that failed raised, after all were asked.
+        """
+        failures = []
+        for proposer in self.strategy.proposers:
+            try:
+                proposer.settle()
+            except Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
     def report(self, done: int, total: int) -> None:
         """Report prefill progress."""
         if self.progress is not None:

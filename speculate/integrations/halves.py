@@ -63,6 +63,7 @@ class DraftHalf:
         stream: Where to compute what is left to do at the end.
 
     Attributes:
+        target: The target's part.
         caches: What the draft model is to work on; `None` for caches of its own.
     """
 
@@ -73,16 +74,10 @@ class DraftHalf:
         stream: mx.Stream | mx.ThreadLocalStream,
     ) -> None:
         self._halves = halves
+        self.target = halves.target
         self._stream = stream
         self._loan = None if halves.draft is None else Loan(draft, halves.draft)
         self.caches: list[Rollbackable] | None = self._loan and self._loan.caches
-        # Prefill that fails takes nothing in: neither the target's caches nor these.
-        self._go_back = [cache.checkpoint() for cache in self.caches or ()]
-
-    def progress(self, done: int, total: int) -> None:
-        """Hear how far prefill is, which leaves out the last token."""
-        if done >= total - 1:
-            self._go_back = []
 
     def __enter__(self) -> Self:
         if self._halves.both is not None:
@@ -101,8 +96,6 @@ class DraftHalf:
             group = group_of(self._loan.caches)
             if group is not None:
                 group.stop()
-            for restore in self._go_back:
-                restore()
             self._loan.give_back()
         if self._halves.both is not None:
             self._halves.both[:] = [*(self._halves.target or ()), *self._loan.list]

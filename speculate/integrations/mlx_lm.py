@@ -2,6 +2,10 @@
 
 For a loop that calls `mlx_lm.generate.speculative_generate_step`: import the function of
 that name from here instead. `mtp_generate_step` does the same with the model's own head.
+
+As in mlx-lm, an end-of-text token is one like any other: the caller decides when to stop.
+A prompt cache is on loan until the generator ends or is closed. Then the same list holds
+caches of mlx-lm, and every part of it has taken in the prompt and all tokens generated.
 """
 
 from __future__ import annotations
@@ -54,21 +58,18 @@ def speculative_generate_step(
         max_tokens: Tokens to generate; -1 for no limit.
         sampler: `None` or mlx-lm's `greedy_sampler`, for now.
         logits_processors: None, for now.
-        prompt_cache: The target's caches, or the target's and the draft's in one list. On
-            loan until the generator ends or is closed; then both parts took in the same text.
+        prompt_cache: The target's caches, or the target's and then the draft's in one list.
         prefill_step_size: Tokens of one prefill chunk.
         kv_bits: Quantise the target's caches to so many bits. The draft's stay as they are.
         kv_group_size: Numbers that share a scale.
         quantized_kv_start: Length of the text from which on caches are quantised.
 
     Yields:
-        A token, its log-probabilities in float32, and whether it is an accepted draft. An
-        end-of-text token is one like any other.
+        A token, its log-probabilities in float32, and whether it is an accepted draft.
     """
     _refuse_sampling(sampler, logits_processors)
     target, draft = Endless(model), Endless(draft_model)
-    halves = split(prompt_cache, target, draft)
-    with DraftHalf(draft, halves, stream) as half:
+    with DraftHalf(draft, split(prompt_cache, target, draft), stream) as half:
         decoder = Decoder(
             target,
             Fixed(DraftModel(draft, cache=half.caches), num_draft_tokens),
@@ -76,10 +77,9 @@ def speculative_generate_step(
             kv_group_size=kv_group_size,
             quantized_kv_start=quantized_kv_start,
             prefill_step_size=prefill_step_size,
-            prompt_progress_callback=half.progress,
             stream=stream,
         )
-        yield from _steps(decoder, prompt, max_tokens, halves.target, stream)
+        yield from _steps(decoder, prompt, max_tokens, half.target, stream)
 
 
 def mtp_generate_step(
@@ -107,7 +107,7 @@ def mtp_generate_step(
         max_tokens: Tokens to generate; -1 for no limit.
         sampler: `None` or mlx-lm's `greedy_sampler`, for now.
         logits_processors: None, for now.
-        prompt_cache: The model's caches, on loan until the generator ends or is closed.
+        prompt_cache: The model's caches.
         prefill_step_size: Tokens of one prefill chunk.
         kv_bits: Quantise caches to so many bits.
         kv_group_size: Numbers that share a scale.

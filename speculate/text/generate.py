@@ -65,14 +65,12 @@ def stream_generate(
             its tokens break. The cache then holds everything up to the token that completed
             the string.
         chat_template: Put a prompt of text into the tokenizer's chat template.
-        prompt_cache: A list of caches, on loan while the generator runs; see
-            `Decoder.generate`. With the last response it is given back.
+        prompt_cache: See `Decoder.generate`. With the last response it is given back.
         **options: See `Decoder`. Runs on mlx-lm's generation stream by default.
 
     Returns:
-        A response a token, as in mlx-lm: `text` may be empty, and does not hold the
-        end-of-text token; the last response has a `finish_reason`, "stop" or "length".
-        `from_draft` says that the token is an accepted draft.
+        A response a token, as in mlx-lm: `text` may be empty, and leaves out the end-of-text
+        token; `from_draft` tells an accepted draft; the last has a `finish_reason`.
 
     Raises:
         OptionError: An option cannot be used, `max_tokens=0` among them.

@@ -163,7 +163,7 @@ def _text(setting: Setting, seed: mx.array, start: mx.array, rounds: int) -> lis
         kept = mx.take(block, mx.arange(len(HISTORY)) + 1 + judged.accepted)
         text = mx.concatenate([kept, own[None]])
         position = position + judged.accepted + 1
-    return [mx.stack(part) for part in zip(*found, strict=True)]
+    return [mx.stack(list(part)) for part in zip(*found, strict=True)]
 
 
 def _draft(setting: Setting, rule: Rule, newest: mx.array, position: mx.array) -> Draft:

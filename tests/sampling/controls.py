@@ -177,5 +177,3 @@ class _Frozen:
         judged = self._rule.judge(logits, positions, draft)
         self._rule._round = 0
         return judged
-
-

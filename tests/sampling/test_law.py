@@ -10,7 +10,7 @@ import pytest
 
 from speculate.sampling.options import MODES, Mode, Sampling
 from tests.sampling.batched import Drafter, Setting, decode
-from tests.sampling.laws import CHANCE, joint, p_value
+from tests.sampling.laws import CHANCE, Outcome, joint, p_value
 from tests.sampling.toys import table
 
 FILTERS: Final[dict[str, Sampling]] = {
@@ -120,5 +120,5 @@ def test_later_rounds_have_the_law_too(mode: Mode) -> None:
     late = [text[6:] for text in decode(setting, 6000, 8).beginnings(8)]
     step = setting.p
     sixth = np.linalg.matrix_power(step, 6)[setting.start]
-    expected = {(a, b): sixth @ step[:, a] * step[a, b] for a, b in np.ndindex(step.shape)}
+    expected = {(a, b): float(sixth @ step[:, a] * step[a, b]) for a, b in np.ndindex(SMALL, SMALL)}
     assert p_value(late, expected) > CHANCE

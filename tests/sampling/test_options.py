@@ -44,7 +44,7 @@ def test_options_do_not_change_and_are_named() -> None:
     with pytest.raises(AttributeError):
         Sampling().temperature = 1.0  # type: ignore[misc]
     with pytest.raises(TypeError):
-        Sampling(0.7)  # type: ignore[misc]
+        Sampling(0.7)  # type: ignore[call-arg]
 
 
 def test_the_default_is_greedy_and_every_edge_of_a_range_is_allowed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from typing import Final, cast
@@ -66,7 +66,7 @@ def of_mlx_lm(name: str) -> list[Processor]:
         frequency_penalty=options.frequency_penalty,
         frequency_context_size=options.frequency_context_size,
     )
-    return cast("list[Callable[[mx.array, mx.array], mx.array]]", found)
+    return list(found)
 
 
 @cache

@@ -237,7 +237,13 @@ def test_ten_thousand_seeds_through_the_decoder(temperature: float) -> None:
     head, draft = TableHead(to_mx(table(2))), TableModel(to_mx(0.7 * table(1) + 0.7 * table(3)))
     model = TableModel(target, head)
     chain, drafter = MTPChain(), DraftModel(draft)
-    plans: list[tuple[Proposer, int]] = [(chain, 3), (drafter, 2), (chain, 0), (drafter, 4), (chain, 1)]
+    plans: list[tuple[Proposer, int]] = [
+        (chain, 3),
+        (drafter, 2),
+        (chain, 0),
+        (drafter, 4),
+        (chain, 1),
+    ]
     for seed in range(2500):
         sampling = Sampling(temperature=temperature, seed=seed)
         plain = Decoder(TableModel(target), Off(), sampling).generate([1, 2], 12)

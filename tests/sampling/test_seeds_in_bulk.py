@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Final, get_args
 
 import attrs
 import numpy as np
 import pytest
 
+from speculate.sampling.noise import gumbel, key
 from speculate.sampling.options import Sampling
 from tests.sampling.batched import Drafter, Setting, decode
 from tests.sampling.laws import CHANCE, chi_square, law
@@ -43,8 +45,6 @@ def test_ten_thousand_seeds_give_the_same_texts_whoever_drafts(name: str) -> Non
 
 def test_the_text_is_what_log_probabilities_and_noise_say() -> None:
     """The rule itself, worked out in float64 but for ties."""
-    from speculate.sampling.noise import gumbel, key
-
     setting = Setting(sampling=Sampling(temperature=0.9), depth=3)
     texts = decode(setting, 300, 4).beginnings(4)
     for seed, text in enumerate(texts):
@@ -58,9 +58,8 @@ def test_the_text_is_what_log_probabilities_and_noise_say() -> None:
 
 def test_texts_of_neighbouring_seeds_are_independent() -> None:
     setting = Setting(sampling=Sampling(temperature=0.9), depth=2)
-    firsts = np.array(decode(setting, 20_001).round(0), dtype=object)
-    tokens = [int(outcome[0]) for outcome in firsts]
+    tokens = [outcome[0] for outcome in decode(setting, 20_001).round(0)]
     p = setting.p[setting.start]
-    pairs = Counter(zip(tokens, tokens[1:], strict=False))
+    pairs = Counter(pairwise(tokens))
     cells = [(pairs[a, b], 20_000 * p[a] * p[b]) for a, b in np.ndindex(8, 8)]
     assert chi_square(cells) > CHANCE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final, Self, cast, final
+from typing import Final, Self, final
 
 import mlx.core as mx
 import pytest
@@ -17,6 +17,7 @@ from speculate.strategies.off import Off
 from tests import tiny
 from tests.decoding import kit
 from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for
+from tests.sampling.toys import integer
 
 DRAFTERS: Final = ("mtp 3", "cousin 4", "right 4", "wrong by turns 4", "switching", "nobody")
 SCRIPT: Final = (5, 9, 12, 7, 33, 21)
@@ -50,7 +51,7 @@ class Automaton:
 
     def __call__(self, tokens: mx.array, logits: mx.array, /) -> mx.array:
         if self.state > 0:
-            assert int(tokens[-1].item()) == (*SCRIPT, END)[self.state - 1]
+            assert integer(tokens[-1]) == (*SCRIPT, END)[self.state - 1]
         if self.state > len(SCRIPT):
             raise RuntimeError("asked to advance past the end")
         self.state += 1
@@ -218,7 +219,7 @@ def test_in_place_changes_of_the_logits_stay_in_their_row() -> None:
         logits[:, tokens] -= 3.0
         return logits
 
-    text = cast("list[int]", kit.ids_of(decoder_for("nobody", [punish], ()).generate(PROMPT, 12)))
+    text = kit.ids_of(decoder_for("nobody", [punish], ()).generate(PROMPT, 12))
     for who in DRAFTERS:
         found = decoder_for(who, [punish], tuple(text)).generate(PROMPT, 12)
         assert kit.ids_of(found) == text

@@ -37,6 +37,18 @@ def ints(values: mx.array) -> list[int]:
     return cast("list[int]", values.tolist())
 
 
+def floats(values: mx.array) -> list[float]:
+    return cast("list[float]", values.tolist())
+
+
+def integer(value: mx.array) -> int:
+    return cast(int, value.item())
+
+
+def number(value: mx.array) -> float:
+    return cast(float, value.item())
+
+
 @final
 class TableModel:
     """A language model that looks at the newest token only.

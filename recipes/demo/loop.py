@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -51,8 +51,7 @@ def windows(tokens: np.ndarray, batch: int, length: int, seed: int) -> Iterator[
 
 def flat(tree: Any) -> dict[str, mx.array]:
     """Returns a module's parameters by their dotted names."""
-    pairs: list[tuple[str, mx.array]] = tree_flatten(tree)
-    return dict(pairs)
+    return dict(cast(list[tuple[str, mx.array]], tree_flatten(tree)))
 
 
 def save(module: nn.Module, path: Path) -> None:

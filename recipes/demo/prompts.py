@@ -43,7 +43,10 @@ def run() -> None:
         text = (corpus.stdlib() / path).read_text(encoding="utf-8")
         name = path.removesuffix(".py").replace("/", "_")
         _write(f"code_{name}.txt", cut(text, start, size))
-    pages = sorted(corpus.prose(held_out=True), key=lambda t: zlib.crc32(t.encode()))
+    # Pages of grammar rules come last: their continuation is a loop of punctuation.
+    pages = sorted(
+        corpus.prose(held_out=True), key=lambda t: ("::=" in t[:900], zlib.crc32(t.encode()))
+    )
     long = [page for page in pages if len(page) > 900][:_PROSE]
     for i, page in enumerate(long):
         _write(f"prose_{i + 1}.txt", cut(page, 0, 120 + 30 * i))

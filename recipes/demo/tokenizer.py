@@ -61,7 +61,7 @@ def token_ids(*, held_out: bool) -> np.ndarray:
         texts = corpus.code(held_out=held_out) + corpus.prose(held_out=held_out)
         encoded = load().encode_batch(texts, add_special_tokens=False)
         rows = [np.asarray([*e.ids, EOS_ID], dtype=np.int32) for e in encoded]
-        np.random.default_rng(0).shuffle(rows)  # type: ignore[arg-type]
+        np.random.default_rng(0).shuffle(rows)
         np.save(path, np.concatenate(rows))
     ids: np.ndarray = np.load(path)
     return ids

@@ -36,7 +36,9 @@ def run(minutes: float) -> None:
             fastmath.soft_cross_entropy(out[:, d:] @ table.T, wanted[:, d:]).mean()
             for d, out in enumerate(outs)
         ]
-        return mx.stack([sum(w * p for w, p in zip(DEPTHS, parts, strict=True)), *parts])
+        return mx.stack(
+            [sum((w * p for w, p in zip(DEPTHS, parts, strict=True)), mx.array(0.0)), *parts]
+        )
 
     batches = distill.batches(8, 256, seed=6)
     loop.fit(head, loss, batches, work("head.safetensors"), minutes=minutes, peak=0.01)

@@ -34,6 +34,21 @@ class Record:
     snapshot: Entries
 
 
+@attrs.frozen(eq=False)
+class Before:
+    """What a cache was like when a forward began.
+
+    Attributes:
+        length: Tokens fed.
+        entries: By reference.
+        newest: The newest record.
+    """
+
+    length: int
+    entries: list[mx.array | None]
+    newest: Record | None
+
+
 @final
 class RewindableArraysCache(GroupMember, ArraysCache):
     """`ArraysCache` that goes back by what its layer recorded.
@@ -55,7 +70,7 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         self._records: deque[Record] = deque()
         self._speculating = False
         self._unrecorded = False
-        self._open: tuple[int, list[mx.array | None]] | None = None
+        self._open: Before | None = None
         self._source: ArraysCache | None = None
 
     @classmethod
@@ -109,24 +124,24 @@ class RewindableArraysCache(GroupMember, ArraysCache):
             # Somebody wrote without a record: what was recorded before is out of reach.
             self._records.clear()
         self._unrecorded = False
-        self._open = (self._length, self.entries())
+        newest = self._records[-1] if self._records else None
+        self._open = Before(self._length, self.entries(), newest)
 
     def close_block(self, num_tokens: int, /) -> None:
         if self._open is None:
             raise RewindError("close_block without open_block")
-        length, snapshot = self._open
         if self._unrecorded:
-            self.record_rollback(num_tokens, None, snapshot)
+            self.record_rollback(num_tokens, None, self._open.entries)
         # Not every layer calls `advance`.
-        self._length = length + num_tokens
+        self._length = self._open.length + num_tokens
         self._open = None
 
     def abandon_block(self) -> None:
         if self._open is None:
             return
-        length, snapshot = self._open
-        if self._unrecorded:
-            self.cache, self._length = snapshot, length
+        self.cache, self._length = self._open.entries, self._open.length
+        while self._records and self._records[-1] is not self._open.newest:
+            self._records.pop()
         self._unrecorded = False
         self._open = None
 

@@ -82,6 +82,7 @@ class CacheGroup:
             yield tokens
             return
         writers = [writer for ref in self._writers if (writer := ref()) is not None]
+        before = [member.length() for member in self.members()]
         for writer in writers:
             writer.open_block()
         owed = self.owed()
@@ -90,7 +91,10 @@ class CacheGroup:
         try:
             yield fed
         except BaseException:
-            self._abandon(writers)
+            for writer in writers:
+                writer.abandon_block()
+            surplus = zip(self.members(), before, strict=True)
+            self._take_back([member.length() - length for member, length in surplus])
             raise
         finally:
             self._open = False
@@ -100,14 +104,6 @@ class CacheGroup:
             self._owed = None
         else:
             self._log.append(fed)
-
-    def _abandon(self, writers: Sequence[WritesInBlocks]) -> None:
-        for writer in writers:
-            writer.abandon_block()
-        if self._base is None:
-            return
-        logged = sum(block.shape[1] for block in self._log)
-        self._take_back([n - logged for n in self._fed_by_member()])
 
     # One window: called by `speculation` and by the decoder.
 

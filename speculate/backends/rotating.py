@@ -45,6 +45,7 @@ class RewindableRotatingKVCache(GroupMember, RotatingKVCache):
         self._slack = slack
         self._position = position
         self._speculating = False
+        self._go_back: Callable[[], None] | None = None
         self._source: RotatingKVCache | None = None
 
     @classmethod
@@ -204,17 +205,24 @@ class RewindableRotatingKVCache(GroupMember, RotatingKVCache):
         raise RewindError("load the state into mlx-lm's RotatingKVCache, and adopt that")
 
     def checkpoint(self) -> Callable[[], None]:
-        # Slices, since a write goes into the array object itself: a plain reference to
-        # it would change along.
-        keys = None if self.keys is None else self.keys[:]
-        values = None if self.values is None else self.values[:]
-        offset, rows = self.offset, self._idx
+        # By reference: rows that count are never written again, only rows behind them.
+        before = (self.keys, self.values, self.offset, self._idx)
 
         def go_back() -> None:
-            self.keys, self.values = keys, values
-            self.offset, self._idx = offset, rows
+            self.keys, self.values, self.offset, self._idx = before
 
         return go_back
+
+    def open_block(self) -> None:
+        self._go_back = self.checkpoint()
+
+    def close_block(self, num_tokens: int, /) -> None:
+        self._go_back = None
+
+    def abandon_block(self) -> None:
+        if self._go_back is not None:
+            self._go_back()
+        self._go_back = None
 
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [self.keys, self.values]

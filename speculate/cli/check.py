@@ -52,10 +52,8 @@ class Check:
         found = [f"{self.acceptance:.0%} of first drafts accepted, over {self.tokens} tokens"]
         if not self.by_convention:
             return found
-        found.append(
-            "So few usually mean that the head's norms were taken for the other convention,"
-        )
-        found.append("or that the head was trained for another model.")
+        found.append("Usually so few mean that the head's norms were taken for the other")
+        found.append("convention, or that the head was trained for another model.")
         for convention, acceptance in self.by_convention.items():
             found.append(f"with all its norms stored as {convention}: {acceptance:.0%}")
         best = max(self.by_convention, key=lambda name: self.by_convention[name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,8 +14,6 @@ from speculate.protocols import MTPHead, SpeculativeModel, StockModel
 if TYPE_CHECKING:
     from speculate.checkpoints.norms import Convention
     from speculate.models.mtp_head import Feed
-
-logger = logging.getLogger(__name__)
 
 
 def load_mtp_head(
@@ -70,6 +67,9 @@ def head_for(
         head: Where the head is; `None` for the folder's own, if any; `False` for none.
         dequantize: Turn quantised weights into float32.
     """
+    import logging
+
+    logger = logging.getLogger(__name__)
     if head is False:
         return None
     if head is not None:

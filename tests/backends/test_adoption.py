@@ -135,7 +135,7 @@ def stepped_in(caches: list[object], family: str, widths: list[int]) -> int:
 
 
 @pytest.mark.parametrize(("state", "fill"), RING, ids=[name for name, _ in RING])
-@pytest.mark.parametrize("keep", [None, 0, 4], ids=["gpt_oss", "no sinks", "sinks"])
+@pytest.mark.parametrize("keep", [None, 4], ids=["gpt_oss", "sinks"])
 def test_windows_in_every_state(
     state: str, fill: Callable[[list[object], str], int], keep: int | None
 ) -> None:
@@ -156,12 +156,12 @@ def test_windows_in_every_state(
     assert_same(holding(back), holding(plain), f"{state}, handed back")
     assert all(one is other for one, other in zip(back, caches, strict=True))
     adopted = model(family).adopt(back)
-    for token in ids(12, seed=6):
+    for token in ids(9, seed=6):
         expected = stock(family)(batch([token]), cache=plain)[0]
         assert_close(feed(model(family), adopted, [token]), expected, state)
     back = [layer.hand_back() for layer in adopted]
     assert_same_rows_closely(back, plain)
-    for token in ids(12, seed=7):
+    for token in ids(5, seed=7):
         found, expected = (stock(family)(batch([token]), cache=c)[0] for c in (back, plain))
         assert_close(found, expected, f"{state}, stock again")
 

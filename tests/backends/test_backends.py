@@ -12,8 +12,9 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 from speculate.backends import adoption
 from speculate.backends.adoption import adopt
 from speculate.backends.kv import RewindableKVCache
+from speculate.backends.masks import mask_with_sinks
 from speculate.backends.quantized_kv import quantize
-from speculate.backends.rotating import RewindableRotatingKVCache, mask_with_sinks
+from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.errors import RewindError
 from speculate.protocols import RecordsRollback, Rollbackable, Trimmable
 from tests.backends.checks import refused

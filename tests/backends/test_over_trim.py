@@ -88,7 +88,7 @@ def test_starting_and_stopping_drop_the_records(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "gpt_oss"])
-@pytest.mark.parametrize("width", [1, 3, 9])
+@pytest.mark.parametrize("width", [1, 9])
 def test_at_least_64_tokens_can_be_taken_back(family: str, width: int) -> None:
     text, fed = ids(12), ids(99, seed=2)
     caches = cold(model(family), text)[1]

@@ -26,9 +26,10 @@ NAME = "mtp.fc.weight"
 @pytest.fixture(autouse=True)
 def quick_and_small() -> Iterator[None]:
     """A second, and no allocation to speak of."""
-    start, peak = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Time of this process: a busy machine must not fail the test.
+    start, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 1
     unit = 1 if sys.platform == "darwin" else 1024
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * unit
     assert grown < 200 * 2**20

@@ -100,5 +100,5 @@ def test_the_acceptance_is_that_of_depth_one(length: int) -> None:
         hidden = model.forward(mx.array([[token]]), cache).hidden
         guess = head.step(hidden, mx.array([[text[place + 1]]]), rows).logits
         if length <= place + 2 < len(text):
-            right += int(mx.argmax(guess[0, -1]).item()) == text[place + 2]
+            right += mx.argmax(guess[0, -1]).item() == text[place + 2]
     assert check.acceptance(model, head, prompt, 12) == pytest.approx(right / 12)

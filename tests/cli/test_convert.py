@@ -172,8 +172,8 @@ def test_unpacking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert same_files(plain, tmp_path / "stock", {"mtp.safetensors"})
     before, after = read_head(find_head(packed)), read_head(find_head(plain))
     assert not after.quantization and before.quantization
-    parts = [before.weights[f"fc.{part}"] for part in ("weight", "scales", "biases")]
-    expected = mx.dequantize(*parts, 32, 4)
+    packed_fc, scales, biases = (before.weights[f"fc.{n}"] for n in ("weight", "scales", "biases"))
+    expected = mx.dequantize(packed_fc, scales, biases, 32, 4)
     assert bool(mx.array_equal(after.weights["fc.weight"], expected))
 
 

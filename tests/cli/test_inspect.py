@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests import words
 from tests.checkpoints import tiny
 from tests.cli.running import run
 
-Layout = Callable[[tiny.Weights], tiny.Weights]
+Layout = Callable[[Mapping[str, mx.array]], tiny.Weights]
 
 
 def described(capsys: pytest.CaptureFixture[str], path: object, *options: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_the_convention_of_the_norms_is_explained(
 def test_norms_that_are_stored_in_both_ways(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def mixed(head: tiny.Weights) -> tiny.Weights:
+    def mixed(head: Mapping[str, mx.array]) -> tiny.Weights:
         return {**tiny.raw(head), "norm.weight": head["norm.weight"]}
 
     found = described(capsys, checkpoint(tmp_path, mixed))["head"]["norms"]
@@ -101,17 +101,19 @@ def test_norms_that_are_stored_in_both_ways(
     assert found[-1]["reason"] == "smaller than a raw final norm is"
 
 
-@pytest.mark.parametrize("layout", [tiny.fused, tiny.single, dict])
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [(tiny.fused, "fused"), (tiny.single, "one by one"), (dict, "stacked")],
+)
 def test_experts_and_their_packing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Layout
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Layout, name: str
 ) -> None:
     head = tiny.make_head(experts=True)
     choice = {"layers.0.mlp.gate": (8, 64, "affine"), "fc": (4, 32, "mxfp4")}
     stored = tiny.prefixed(layout(tiny.quantised(head, choice)), "model.mtp.")
     folder = tiny.write(tmp_path, {"x.safetensors": stored}, config=tiny.config("qwen3_5_moe"))
     found = described(capsys, folder)
-    layouts = {tiny.fused: "fused", tiny.single: "one by one"}
-    assert found["head"]["experts"] == [layouts.get(layout, "stacked")]
+    assert found["head"]["experts"] == [name]
     packings = [(p["bits"], p["mode"], count) for p, count in found["head"]["packings"]]
     assert sorted(packings) == [(4, "mxfp4", 1), (8, "affine", 1)]
     assert found["prefix"] == "model.mtp."

@@ -199,3 +199,18 @@ def test_a_given_stream_is_used() -> None:
     stream = mx.new_stream(mx.cpu)
     decoder = Decoder(kit.get("dense").model, Off(), stream=stream)
     kit.check_tokens("dense", kit.PROMPT, list(decoder.generate(kit.PROMPT, 5)))
+
+
+def test_decoders_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A stream is a thread on the CPU and a queue on Metal, and is never freed.
+    made: list[mx.Device] = []
+    real: Callable[[mx.Device], mx.ThreadLocalStream] = mx.new_thread_local_stream
+
+    def counted(device: mx.Device) -> mx.ThreadLocalStream:
+        made.append(device)
+        return real(device)
+
+    monkeypatch.setattr(mx, "new_thread_local_stream", counted)
+    for _ in range(5):
+        list(Decoder(kit.get("dense").model, Off()).generate([1, 2], 2))
+    assert len(made) <= 1

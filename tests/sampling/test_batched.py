@@ -18,8 +18,8 @@ from speculate.strategies.fixed import Fixed
 from tests.sampling.batched import HISTORY, Drafter, Setting, decode, traced_key
 from tests.sampling.toys import LookupProposer, TableModel, to_mx
 
-SEEDS: Final = 4
-ROUNDS: Final = 6
+SEEDS: Final = 2
+ROUNDS: Final = 4
 OPTIONS: Final = {
     "plain": Sampling(temperature=0.8),
     "filters": Sampling(temperature=1.1, top_p=0.9, top_k=5, min_p=0.02),

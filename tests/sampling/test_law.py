@@ -120,5 +120,7 @@ def test_later_rounds_have_the_law_too(mode: Mode) -> None:
     late = [text[6:] for text in decode(setting, 6000, 8).beginnings(8)]
     step = setting.p
     sixth = np.linalg.matrix_power(step, 6)[setting.start]
-    expected = {(a, b): float(sixth @ step[:, a] * step[a, b]) for a, b in np.ndindex(SMALL, SMALL)}
+    expected: dict[Outcome, float] = {
+        (a, b): float(sixth @ step[:, a] * step[a, b]) for a, b in np.ndindex(SMALL, SMALL)
+    }
     assert p_value(late, expected) > CHANCE

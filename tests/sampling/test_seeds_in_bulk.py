@@ -17,7 +17,7 @@ from tests.sampling.laws import CHANCE, chi_square, law
 from tests.sampling.toys import table
 
 SEEDS: Final = 10_000
-COUNT: Final = 5
+COUNT: Final = 4
 OPTIONS: Final = {
     "plain": Sampling(temperature=0.9),
     "hot": Sampling(temperature=1.5, top_p=0.9, top_k=6),
@@ -37,10 +37,22 @@ OPTIONS: Final = {
 def test_ten_thousand_seeds_give_the_same_texts_whoever_drafts(name: str) -> None:
     one = Setting(sampling=OPTIONS[name], depth=1, drafter="lookup")
     texts = decode(one, SEEDS, COUNT).beginnings(COUNT)
-    for drafter in get_args(Drafter):
-        for depth in (2, 4):
-            other = attrs.evolve(one, depth=depth, drafter=drafter, drafts=table(2))
-            assert decode(other, SEEDS, COUNT).beginnings(COUNT) == texts
+    others: tuple[tuple[Drafter, int], ...] = (("sampled", 3), ("greedy", 2))
+    for drafter, depth in others:
+        other = attrs.evolve(one, depth=depth, drafter=drafter, drafts=table(2))
+        assert decode(other, SEEDS, COUNT).beginnings(COUNT) == texts
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("depth", [1, 2, 4, 5])
+@pytest.mark.parametrize("drafter", get_args(Drafter))
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_hundred_thousand_seeds(name: str, drafter: Drafter, depth: int) -> None:
+    one = Setting(sampling=OPTIONS[name], depth=2, drafter="lookup")
+    other = attrs.evolve(one, depth=depth, drafter=drafter, drafts=table(2))
+    for part in range(10):
+        texts = [decode(x, SEEDS, COUNT, SEEDS * part).beginnings(COUNT) for x in (one, other)]
+        assert texts[0] == texts[1]
 
 
 def test_the_text_is_what_log_probabilities_and_noise_say() -> None:

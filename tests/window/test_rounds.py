@@ -24,8 +24,13 @@ from tests.backends.driving import (
 PROMPTS = (1, 2, tiny.WINDOW - 1, tiny.WINDOW, tiny.WINDOW + 1, 3 * tiny.WINDOW)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize(
+    ("family", "prompt"),
+    [
+        *((family, prompt) for family in ("qwen3_5", "gpt_oss") for prompt in PROMPTS),
+        *((family, prompt) for family in ("qwen3_next", "dense", "lfm2") for prompt in (2, 9)),
+    ],
+)
 def test_every_draft_length_wrong_at_every_index(family: str, prompt: int) -> None:
     reached = check_rounds(model(family), ids(100), prompt, EVERY_MISTAKE, probe=False)
     assert reached > prompt + 2 * tiny.WINDOW
@@ -43,7 +48,8 @@ def test_the_second_rewind_in_a_row(family: str) -> None:
     accepted = (0, 0, 2, 0, 3, 0, 3, 3, 0, 1, 0)
     script = [(3, None if n == 3 else n) for n in accepted]
     check_rounds(model(family), ids(60), 12, script, probe=family in FAMILIES)
-    check_rounds(model(family), ids(60), 1, script, probe=False)
+    if family in FAMILIES:
+        check_rounds(model(family), ids(60), 1, script, probe=False)
 
 
 @pytest.mark.parametrize("family", [*HYBRIDS, "qwen3_5_moe", "lfm2"])

@@ -161,8 +161,9 @@ def with_sinks(size: int, prompt: int, step: int = 2048) -> Caches:
     return caches
 
 
-@pytest.mark.parametrize("size", [5, 6, tiny.WINDOW])
-@pytest.mark.parametrize("prompt", [1, 4, 9, 24])
+@pytest.mark.parametrize(
+    ("size", "prompt"), [(5, 1), (5, 9), (6, 4), (6, 24), (8, 1), (8, 4), (8, 9), (8, 24)]
+)
 def test_blocks_see_the_sinks_as_single_steps_do(size: int, prompt: int) -> None:
     """The oracle is stepping after the same prefill: mlx-lm's mask hides sinks from blocks."""
     check_sinks(model("qwen3"), size, prompt)

@@ -195,6 +195,16 @@ def test_quantised_weights_become_float32(tmp_path: Path) -> None:
     assert mx.allclose(one, other, atol=1e-3)
 
 
+def test_weights_with_scales_of_bytes_become_float32_too(tmp_path: Path) -> None:
+    config = {"model_type": "llama", **words.DENSE}
+    model, config = quantize_model(tiny.dense(), config, 32, 8, mode="mxfp8")
+    loaded, _ = sp.load(words.write_folder(tmp_path, model, config), dequantize=True)
+    assert isinstance(loaded, StockAdapter)
+    stock: Any = loaded.stock
+    assert dtypes(stock) == {mx.float32}
+    check_decodes(loaded)
+
+
 # What is bundled.
 
 

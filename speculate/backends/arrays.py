@@ -200,8 +200,9 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         length, entries = self._length, self.entries()
 
         def go_back() -> None:
-            self.stop_speculation()
-            self.cache, self._length = entries, length
+            self._records.clear()
+            self._unrecorded = False
+            self.cache, self._length = list(entries), length
 
         return go_back
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import mlx.core as mx
 
+from speculate.backends.ledger import Ledger
 from speculate.backends.member import CanTrim, Grouped, WritesInBlocks
 from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
@@ -20,9 +22,7 @@ RECORD_WINDOW: Final = 64
 class CacheGroup:
     """Everything that the caches of one list share.
 
-    Knows where the last kept point is, what was fed since, and which tokens are *owed*:
-    kept, but to be fed again in front of the next block, because some layer could only
-    return to a point before them.
+    Knows where the last kept point is, what was fed since, and which tokens are owed.
     """
 
     def __init__(self, members: Sequence[Rollbackable]) -> None:
@@ -31,9 +31,18 @@ class CacheGroup:
         self._members = [weakref.ref(member) for member in members]
         self._writers = _writers(members)
         self._base: list[int] | None = None
-        self._log: list[mx.array] = []
-        self._owed: mx.array | None = None
+        self._go_back: list[Callable[[], None]] = []
+        self._ledger = Ledger()
         self._open = False
+
+    def __deepcopy__(self, memo: dict[int, object]) -> CacheGroup:
+        """A copied list is a group of its own, and in no window."""
+        memo[id(self)] = twin = CacheGroup([])
+        members = [copy.deepcopy(member, memo) for member in self.members()]
+        twin._members = [weakref.ref(member) for member in members]
+        twin._writers = _writers(members)
+        twin._ledger.owe(self.owed())
+        return twin
 
     def members(self) -> list[Rollbackable]:
         """The caches, first layer to last."""
@@ -64,6 +73,8 @@ class CacheGroup:
         self._writers = _writers(self.members())
         if isinstance(member, Grouped):
             member.join(self)
+        if self._base is not None:
+            self._mark()
 
     # One forward: called by a model's adapter.
 
@@ -101,9 +112,9 @@ class CacheGroup:
         for writer in writers:
             writer.close_block(fed.shape[1])
         if self._base is None:
-            self._owed = None
+            self._ledger.pay()
         else:
-            self._log.append(fed)
+            self._ledger.add(fed)
 
     # One window: called by `speculation` and by the decoder.
 
@@ -116,82 +127,93 @@ class CacheGroup:
         for member in self.members():
             member.stop_speculation()
         self._base = None
-        self._log = []
+        self._go_back = []
+        self._ledger.forget()
 
     def fed(self) -> int:
         """Tokens fed since the kept point, without those fed again because they were owed."""
-        return max(0, sum(block.shape[1] for block in self._log) - self._owed_rows())
+        return self._ledger.fed()
 
     def owed(self) -> mx.array | None:
         """Tokens `(1, m)` that the next forward feeds in front of its own."""
-        return None if self._log else self._owed
+        return self._ledger.owed()
+
+    def owes_much(self) -> bool:
+        """Whether the owed tokens are better fed as a block of their own."""
+        return self._ledger.owes_much()
 
     def take_owed(self) -> mx.array | None:
         """The owed tokens, which the caller now feeds itself. They are owed no more."""
-        owed, self._owed = self.owed(), None
+        owed = self.owed()
+        self._ledger.pay()
         return owed
 
-    def plan_keep(self, m: int, /) -> list[int]:
-        """Work out how many tokens each member takes back so that `m` stay.
+    @contextmanager
+    def paying(self) -> Iterator[mx.array]:
+        """Feed the owed tokens `(1, m)` alone: they are text, and behind a kept point then."""
+        owed = self.take_owed()
+        if owed is None:
+            raise RewindError("nothing is owed")
+        try:
+            with self.block(owed) as fed:
+                yield fed
+        except BaseException:
+            self._ledger.owe(owed)
+            raise
+        if self._base is not None:
+            self._mark()
 
-        Raises:
-            RewindError: A member can return neither there nor to any point before it.
-                Nothing was changed.
+    def plan_keep(self, m: int, /) -> list[int] | None:
+        """How many tokens each member takes back so that `m` stay, or as few more as it must.
+
+        Returns:
+            `None` where all members have to return to the kept point, which they always can.
         """
-        keep = (self._owed_rows() if self._log else 0) + min(m, self.fed())
-        for point in range(keep, -1, -1):
+        keep = self._ledger.paid() + min(m, self.fed())
+        for point in range(keep, 0, -1):
             surplus = [max(0, n - point) for n in self._fed_by_member()]
             pairs = zip(self.members(), surplus, strict=True)
             if all(member.can_trim(n) for member, n in pairs):
                 return surplus
-        raise RewindError(f"cannot keep {m} of the {self.fed()} tokens fed: {self._culprit()}")
+        return None
 
-    def apply_keep(self, m: int, surplus: list[int], /) -> None:
+    def apply_keep(self, m: int, surplus: list[int] | None, /) -> None:
         """Carry out what `plan_keep(m)` found, and make the result the kept point."""
         kept = min(m, self.fed())
-        self._take_back(surplus)
-        if self._log:
-            self._settle_owed(self._owed_rows() + kept)
+        if surplus is None:
+            self._return()
+        else:
+            self._take_back(surplus)
+        self._ledger.settle(kept, landed=max(self._fed_by_member(), default=0))
         self._mark()
 
     def restore(self) -> None:
         """Return to the kept point, if there is one."""
         if self._base is not None:
-            self._take_back(self._fed_by_member())
+            self._return()
             self._mark()
+
+    def _return(self) -> None:
+        for go_back in self._go_back:
+            go_back()
 
     def _take_back(self, surplus: Sequence[int]) -> None:
         for member, n in zip(self.members(), surplus, strict=True):
             if n > 0:
                 member.trim(n)
 
-    def _settle_owed(self, keep: int) -> None:
-        """After a rewind: owe what is kept of the fed tokens and is in no cache any more."""
-        landed = max(self._fed_by_member(), default=0)
-        text = mx.concatenate(self._log, axis=1)[:, :keep]
-        self._owed = text[:, landed:] if landed < keep else None
-
     def _mark(self) -> None:
         members = self.members()
         for member in members:
             member.start_speculation()
         self._base = [member.length() for member in members]
-        self._log = []
+        self._go_back = [member.checkpoint() for member in members]
+        self._ledger.forget()
 
     def _fed_by_member(self) -> list[int]:
         if self._base is None:
             raise RewindError("no speculation is running on these caches")
         return [c.length() - b for c, b in zip(self.members(), self._base, strict=True)]
-
-    def _owed_rows(self) -> int:
-        return 0 if self._owed is None else self._owed.shape[1]
-
-    def _culprit(self) -> str:
-        fed = zip(self.members(), self._fed_by_member(), strict=True)
-        stuck = [
-            f"layer {i} ({type(c).__name__})" for i, (c, n) in enumerate(fed) if not c.can_trim(n)
-        ]
-        return f"{', '.join(stuck) or 'no layer'} cannot take its part back"
 
 
 def _writers(members: Sequence[Rollbackable]) -> list[weakref.ref[WritesInBlocks]]:

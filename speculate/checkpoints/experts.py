@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import mlx.core as mx
@@ -45,16 +45,26 @@ def layouts(names: Mapping[str, object]) -> list[str]:
     return found
 
 
-def stack_experts(weights: Weights) -> None:
+def is_single(name: str) -> bool:
+    """Whether a name without prefix is that of one expert alone."""
+    return _SINGLE.fullmatch(name) is not None
+
+
+def stack_experts(weights: Weights, done: Callable[[int], None] = lambda _: None) -> None:
     """Bring experts to the form `mlp.switch_mlp.{gate,up,down}_proj`, `(experts, out, in)`.
 
-    Changes `weights` itself, so that each part can be freed once it is in its stack.
+    Changes `weights` itself: one expert at a time is put into its stack and let go, so that
+    those which are read only then never take memory of their own. Synchronises.
+
+    Args:
+        weights: By name without prefix.
+        done: Called with the bytes of each expert's part that is in its stack.
 
     Raises:
         CheckpointError: An expert is missing or has another shape than the others. Names it.
     """
     split_fused(weights)
-    _stack_singles(weights)
+    _stack_singles(weights, done)
 
 
 def split_fused(weights: Weights) -> None:
@@ -84,7 +94,7 @@ def _halves(name: str, tensor: mx.array) -> tuple[mx.array, mx.array]:
     return tensor[:, :middle], tensor[:, middle:]
 
 
-def _stack_singles(weights: Weights) -> None:
+def _stack_singles(weights: Weights, done: Callable[[int], None]) -> None:
     groups: _Groups = defaultdict(dict)
     for name in weights:
         if match := _SINGLE.fullmatch(name):
@@ -92,13 +102,18 @@ def _stack_singles(weights: Weights) -> None:
     counts = {layer: _count(weights, groups, layer) for layer, _, _ in groups}
     for layer, count in counts.items():
         _check_complete(groups, layer, count)
-    for (layer, projection, part), by_expert in groups.items():
-        tensors = [weights.pop(by_expert[expert]) for expert in range(counts[layer])]
-        _check_alike(by_expert, tensors)
-        stack = mx.stack(tensors)
-        # One stack at a time: its parts are freed before the next one is made.
-        mx.eval(stack)
-        weights[f"{layer}.switch_mlp.{projection}.{part}"] = stack
+    for (layer, projection, part_name), by_expert in groups.items():
+        _check_alike(by_expert, [weights[by_expert[expert]] for expert in range(counts[layer])])
+        first = weights[by_expert[0]]
+        stack = mx.zeros((counts[layer], *first.shape), first.dtype)
+        del first
+        for expert in range(counts[layer]):
+            part = weights.pop(by_expert[expert])
+            stack[expert] = part
+            # Written in place, for nobody else holds the stack.
+            mx.eval(stack)
+            done(part.nbytes)
+        weights[f"{layer}.switch_mlp.{projection}.{part_name}"] = stack
 
 
 def _count(weights: Weights, groups: _Groups, layer: str) -> int:

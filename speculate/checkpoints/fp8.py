@@ -7,6 +7,7 @@ from typing import Final
 
 import mlx.core as mx
 
+from speculate.checkpoints.experts import is_single
 from speculate.checkpoints.folder import section
 from speculate.errors import CheckpointError
 
@@ -19,6 +20,8 @@ def unpack_blocks(
     weights: dict[str, mx.array], config: Mapping[str, object], dtype: mx.Dtype
 ) -> None:
     """Multiply out every matrix that has a scale per block. Synchronises.
+
+    But for single experts, which are multiplied out when they are stacked.
 
     Args:
         weights: By name; changed itself, so that what is packed can be freed. `x.weight`
@@ -34,6 +37,8 @@ def unpack_blocks(
     for name in [name for name in weights if name.endswith(SUFFIX)]:
         scales, target = weights.pop(name), name.removesuffix(SUFFIX)
         weights[target] = _unpack(target, weights.get(target), scales, block, dtype)
+        if not is_single(target):
+            mx.eval(weights[target])
 
 
 def _block(config: Mapping[str, object]) -> tuple[int, int]:
@@ -76,11 +81,11 @@ def _multiply(
     if weight.ndim > 2:
         # One expert after the other, so that little is in float32 at a time.
         pairs = zip(weight, scales, strict=True)
-        out = mx.stack([_multiply(expert, factors, block, dtype) for expert, factors in pairs])
-    else:
-        rows, columns = weight.shape
-        by_row = mx.repeat(scales, block[0], axis=0)[:rows]
-        wide = mx.repeat(by_row, block[1], axis=1)[:, :columns]
-        out = (mx.from_fp8(weight, mx.float32) * wide).astype(dtype)
-    mx.eval(out)
-    return out
+        parts = [_multiply(expert, factors, block, dtype) for expert, factors in pairs]
+        for part in parts:
+            mx.eval(part)
+        return mx.stack(parts)
+    rows, columns = weight.shape
+    by_row = mx.repeat(scales, block[0], axis=0)[:rows]
+    wide = mx.repeat(by_row, block[1], axis=1)[:, :columns]
+    return (mx.from_fp8(weight, mx.float32) * wide).astype(dtype)

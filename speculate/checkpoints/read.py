@@ -9,14 +9,14 @@ from typing import Final
 import attrs
 import mlx.core as mx
 
-from speculate.checkpoints.experts import DENSE, is_expert, layouts, stack_experts
+from speculate.checkpoints.experts import DENSE, is_expert, is_single, layouts, stack_experts
 from speculate.checkpoints.find import HeadFiles
 from speculate.checkpoints.folder import setting
 from speculate.checkpoints.fp8 import SUFFIX, unpack_blocks
 from speculate.checkpoints.names import is_known, rank, required
 from speculate.checkpoints.norms import Convention, NormDecision, decide, shift
 from speculate.checkpoints.quantization import Quantization, quantizations
-from speculate.checkpoints.tensors import read_tensors
+from speculate.checkpoints.tensors import check_memory, open_tensors, read_tensors
 from speculate.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -88,12 +88,19 @@ def _read(
     files: HeadFiles, leftovers: Collection[str], done: Callable[[int], None]
 ) -> dict[str, mx.array]:
     wanted = {name: t for name, t in files.tensors.items() if name not in leftovers}
-    weights = read_tensors(wanted, done)
+    check_memory(wanted)
+    singles = {name: t for name, t in wanted.items() if is_single(name.removesuffix(SUFFIX))}
+    weights = read_tensors({n: t for n, t in wanted.items() if n not in singles}, done)
+    # These are read one by one, as they are stacked.
+    weights |= open_tensors(singles)
     if any(name.endswith(SUFFIX) for name in weights):
         norm = weights.get("pre_fc_norm_hidden.weight")
         dtype = mx.bfloat16 if norm is None else norm.dtype
         unpack_blocks(weights, files.config, dtype)
-    stack_experts(weights)
+    try:
+        stack_experts(weights, done)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{files.folder}: cannot be read: {error}") from error
     return weights
 
 

@@ -33,7 +33,7 @@ def read_tensors(
         CheckpointError: A file changed since its header was read, or holds a kind of
             number that mlx does not have.
     """
-    _check_memory(entries)
+    check_memory(entries)
     arrays = open_tensors(entries)
     for name, entry in entries.items():
         try:
@@ -64,8 +64,12 @@ def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
     return {name: found[entry.path][entry.name] for name, entry in entries.items()}
 
 
-def _check_memory(entries: Mapping[str, TensorEntry]) -> None:
-    """A sparse file may truly be as long as it claims: do not begin what cannot end well."""
+def check_memory(entries: Mapping[str, TensorEntry]) -> None:
+    """Do not begin what cannot end well: a sparse file may truly be as long as it claims.
+
+    Raises:
+        CheckpointError: The tensors take more memory than this machine has.
+    """
     if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys():
         return
     size = sum(entry.end - entry.begin for entry in entries.values())

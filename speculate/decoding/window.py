@@ -74,8 +74,10 @@ def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
     try:
         yield group
     finally:
-        group.restore()
-        group.stop()
+        try:
+            group.restore()
+        finally:
+            group.stop()
 
 
 @contextmanager
@@ -92,4 +94,12 @@ def _adopted(caches: Sequence[object]) -> Iterator[list[Rollbackable]]:
         yield adopted
     finally:
         mx.eval([cache.arrays() for cache in adopted])
+        group = group_of(adopted)
+        owed = None if group is None else group.owed()
         caches[:] = [cache.hand_back() for cache in adopted]
+    if owed is not None:
+        raise RewindError(
+            f"the last {owed.shape[1]} tokens that were kept are in no cache: some layer can only "
+            "take whole blocks back, and mlx-lm's caches cannot be owed tokens. Feed them again, "
+            "or make the list with model.make_cache()."
+        )

@@ -105,6 +105,10 @@ class StockAdapter(ABC):
         group = group_of(cache)
         if group is None:
             return self._walk(tokens, cache)
+        if group.owes_much():
+            # Paid off as a block of its own, or every rejection would lengthen the next one.
+            with group.paying() as owed:
+                self._walk(owed, cache)
         with group.block(tokens) as fed:
             out = self._walk(fed, cache)
         extra = fed.shape[1] - tokens.shape[1]

@@ -53,8 +53,8 @@ class Rollbackable(Trimmable, Protocol):
     def checkpoint(self) -> Callable[[], None]:
         """Hold on to the present, by reference; calling the result returns to it.
 
-        For prefill, which records nothing. While it is held, the first write after it
-        may copy what it holds. Drop it to let go.
+        However much was fed since, as long as nothing from before it was taken back. It
+        also drops what was recorded. Costs no copy, and keeps alive what is replaced.
         """
 
     def arrays(self) -> list[mx.array]:

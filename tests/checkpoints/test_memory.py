@@ -24,6 +24,7 @@ def peak():
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 stock = qwen3_5.Model(qwen3_5.ModelArgs.from_dict(config(sys.argv[2] == "experts")))
+stock.set_dtype(mx.bfloat16)
 mx.eval(mx.zeros((1024,)))
 before = peak()
 head = build_head(stock, read_head(find_head(Path(sys.argv[1]))))

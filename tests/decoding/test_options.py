@@ -13,6 +13,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 
 from speculate.decoding.decoder import Decoder
+from speculate.decoding.token import Token
 from speculate.errors import OptionError
 from speculate.proposers.draft_model import DraftModel
 from speculate.strategies.fixed import Fixed
@@ -129,6 +130,25 @@ def test_a_window_that_cannot_be_quantised_is_refused_before_the_first_token(sta
     kit.same_content(caches, kit.stock_caches("gpt_oss"))
     tokens = kit.decode("gpt_oss", Off(), count=3, caches=caches)
     kit.check_tokens("gpt_oss", kit.PROMPT, tokens)
+
+
+@pytest.mark.parametrize("start", [0, 3, 10])
+@pytest.mark.parametrize("depth", [0, 3])
+def test_rows_that_cannot_be_quantised_are_found_out_before_the_first_token(
+    start: int, depth: int
+) -> None:
+    # Heads are 8 numbers wide, and a group holds 32.
+    caches = kit.stock_caches("dense")
+    proposer = kit.scripted("dense", kit.PROMPT, 12, kit.always("each"))
+    decoder = Decoder(kit.get("dense").model, Fixed(proposer, depth), **four_bits(start))
+    tokens: list[Token] = []
+    with pytest.raises((OptionError, ValueError)):
+        for token in decoder.generate(kit.PROMPT, 12, caches):
+            tokens.append(token)
+    assert tokens == []
+    # Prefill may have been done by then, and is not lost.
+    taken = kit.offset(caches[0]) or 0
+    kit.check_holds("dense", caches, kit.PROMPT[:taken])
 
 
 def test_a_refusal_leaves_the_text_before_it_alone() -> None:

@@ -9,7 +9,6 @@ import mlx.core as mx
 import pytest
 
 from speculate.decoding.decoder import Decoder
-from speculate.errors import SpeculateError
 from speculate.proposers import draft_model
 from speculate.proposers.draft_model import DraftModel
 from speculate.protocols import Round
@@ -117,39 +116,6 @@ def test_its_cache_follows_what_was_accepted(draft: str, accepted: int) -> None:
     assert {committed - found for found, committed in lengths} == {missing}
 
 
-HANDED: Final = product(DRAFTS, (1, 4, 5, 9), ("right", "wrong"))
-
-
-@pytest.mark.parametrize("case", kit.sampled(HANDED, 12))
-def test_a_cache_handed_over_ends_with_the_targets(case: tuple[str, int, str]) -> None:
-    draft, count, wrong = case
-    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 12)]
-    model = kit.get(draft).model
-    mistakes = () if wrong == "right" else range(len(kit.PROMPT) + 1, 40, 3)
-    given = model.make_cache()
-    proposer = DraftModel(GuidedModel(model, text, mistakes), cache=given)
-    tokens = kit.decode("dense", Fixed(proposer, 4), count=count)
-    kit.check_tokens("dense", kit.PROMPT, tokens)
-    back: list[object] = [layer.hand_back() for layer in given]
-    kit.check_holds(draft, back, text[: len(kit.PROMPT) + count])
-
-
-@pytest.mark.parametrize("draft", DRAFTS)
-def test_a_cache_handed_over_with_the_earlier_text_goes_on(draft: str) -> None:
-    first = kit.truth("dense", kit.PROMPT, 4)
-    text = [*kit.PROMPT, *first, *kit.SECOND]
-    target, stock = kit.stock_caches("dense"), kit.stock_caches(draft)
-    kit.feed("dense", target, text[:10])
-    kit.feed(draft, stock, text[:10])
-    given = kit.get(draft).model.adopt(stock)
-    watched = WatchedProposer(DraftModel(kit.get(draft).model, cache=given))
-    tokens = kit.decode("dense", Fixed(watched, 3), kit.SECOND, 8, target)
-    kit.check_tokens("dense", text, tokens)
-    text += kit.ids_of(tokens)
-    check_draft_model(draft, text, watched)
-    kit.check_holds(draft, [layer.hand_back() for layer in given], text)
-
-
 @pytest.mark.parametrize("draft", ["small_dense", "qwen3_5"])
 def test_a_fresh_decoder_on_an_old_cache_drafts_late_and_exactly(draft: str) -> None:
     caches = kit.stock_caches("dense")
@@ -176,47 +142,3 @@ def test_ids_that_only_the_drafts_padding_has_are_never_drafted() -> None:
     tokens = kit.decode("dense", Fixed(watched, 4), count=16)
     kit.check_tokens("dense", kit.PROMPT, tokens)
     assert max(id_ for _, _, ids in watched.drafts for id_ in ids) < tiny.VOCAB
-
-
-@pytest.mark.parametrize("draft", ["small_dense", "qwen3_5"])
-def test_a_prefill_that_is_broken_off_takes_a_cache_handed_over_back_too(
-    draft: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(draft_model, "FLUSH", 2)
-
-    def stop(done: int, total: int) -> None:
-        if done == 8:
-            raise KeyboardInterrupt
-
-    model = kit.get(draft).model
-    given = model.make_cache()
-    decoder = Decoder(
-        model,
-        Fixed(DraftModel(model, cache=given), 3),
-        prefill_step_size=4,
-        prompt_progress_callback=stop,
-    )
-    caches = kit.stock_caches(draft)
-    with pytest.raises(KeyboardInterrupt):
-        list(decoder.generate(kit.text_of(20), 5, caches))
-    kit.check_holds(draft, caches, [])
-    assert {layer.length() for layer in given} == {0}
-    tokens = list(decoder.generate(kit.PROMPT, 8, caches))
-    assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 0
-    text = [*kit.PROMPT, *kit.ids_of(tokens)]
-    kit.check_holds(draft, [layer.hand_back() for layer in given], text)
-
-
-def test_a_new_text_does_not_go_on_behind_the_old_one_in_a_cache_handed_over() -> None:
-    model = kit.get("dense").model
-    given = model.make_cache()
-    decoder = Decoder(model, Fixed(DraftModel(model, cache=given), 3))
-    list(decoder.generate(kit.PROMPT, 6))
-    try:
-        tokens = list(decoder.generate(kit.SECOND, 8))
-    except SpeculateError:
-        return  # To refuse is right, too.
-    kit.check_tokens("dense", kit.SECOND, tokens)
-    assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 0
-    text = [*kit.SECOND, *kit.ids_of(tokens)]
-    kit.check_holds("dense", [layer.hand_back() for layer in given], text)

@@ -102,7 +102,7 @@ ALL: Final = [
 ]
 
 
-@pytest.mark.parametrize("case", kit.sampled(ALL, 28, seed=2))
+@pytest.mark.parametrize("case", kit.sampled(ALL, 20, seed=2))
 def test_the_text_is_mlx_lm_s_whoever_drafts(case: tuple[str, str, str, str]) -> None:
     family, name, who, how = case
     text = by_mlx_lm(family, name)
@@ -131,9 +131,8 @@ def test_a_banned_token_is_never_emitted(who: str) -> None:
     banned = {token: float("-inf") for token in set(plain)}
     found = decoded("qwen3_5", who, plain, Sampling(logit_bias=banned))
     assert not banned.keys() & set(found)
-    for mode in MODES:
-        drawn = Sampling(logit_bias=banned, temperature=1.5, seed=3, mode=mode)
-        assert not banned.keys() & set(decoded("qwen3_5", who, plain, drawn))
+    drawn = Sampling(logit_bias=banned, temperature=1.5, seed=3, mode="block")
+    assert not banned.keys() & set(decoded("qwen3_5", who, plain, drawn))
 
 
 @pytest.mark.parametrize("extra", [(), (budget,)], ids=["pure", "with a function"])

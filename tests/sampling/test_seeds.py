@@ -46,7 +46,7 @@ def decoded(case: Case, who: str, count: int = COUNT) -> list[int]:
     return kit.ids_of(decoder.generate(PROMPT, count))
 
 
-@pytest.mark.parametrize("case", kit.sampled(EVERYONE, 44, seed=1))
+@pytest.mark.parametrize("case", kit.sampled(EVERYONE, 32, seed=1))
 def test_the_text_is_the_seed_s_whoever_drafts(case: tuple[str, float, str, str]) -> None:
     family, temperature, name, who = case
     one = Case(family, temperature, name, seed=len(who) + int(10 * temperature))

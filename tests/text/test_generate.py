@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import product
-from typing import final
 
 import mlx.core as mx
 import mlx_lm
@@ -18,14 +17,11 @@ from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
 
 import speculate as sp
 from speculate.errors import OptionError, PromptError
-from speculate.protocols import Forward, Rollbackable, SpeculativeModel
-from speculate.testing.fakes import ScriptedProposer
 from speculate.text import DecoderOptions
 from tests import tiny, words
 from tests.decoding import kit
-from tests.decoding.watched import PassingModel, said_at
+from tests.text.saying import saying
 
-DEPTHS = (0, 1, 3, 5)
 FIELDS = ("text", "token", "prompt_tokens", "generation_tokens", "finish_reason")
 
 
@@ -105,6 +101,15 @@ def test_a_chat_template_makes_the_prompt_a_message() -> None:
         sp.generate(model, words.wrapper(), "ab", chat_template=True)
 
 
+def test_scores_can_be_read_in_another_thread() -> None:
+    responses = list(
+        sp.stream_generate(kit.get("dense").model, words.wrapper(), kit.PROMPT, max_tokens=4)
+    )
+    with ThreadPoolExecutor(1) as other:
+        best = other.submit(lambda: [r.logprobs.argmax().item() for r in responses]).result()
+    assert best == [r.token for r in responses]
+
+
 def test_verbose_prints_what_mlx_lm_prints(capsys: pytest.CaptureFixture[str]) -> None:
     tiny_model, tokenizer = kit.get("dense"), words.wrapper()
     text = sp.generate(tiny_model.model, tokenizer, kit.PROMPT, max_tokens=6, verbose=True)
@@ -177,117 +182,3 @@ def test_closing_gives_it_back_as_well() -> None:
     found = [next(responses).token for _ in range(3)]
     responses.close()
     kit.check_holds("qwen3_5", caches, [*kit.PROMPT, *found])
-
-
-# Stop strings.
-
-
-@final
-class Saying(PassingModel):
-    """Feeds a real model, caches and all, but says what a text says, row by row."""
-
-    def __init__(self, text: list[int]) -> None:
-        super().__init__(kit.get("qwen3_5").model)
-        self._text = text
-
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
-        out = self.inner.forward(tokens, cache)
-        end = max(layer.length() for layer in cache if isinstance(layer, Rollbackable))
-        said = [said_at(self._text, end - i, ()) or 0 for i in reversed(range(tokens.shape[1]))]
-        loud = mx.where(mx.arange(tiny.VOCAB) == mx.array(said)[:, None], 1e6, 0.0)
-        return Forward(out.logits + loud[None], out.hidden)
-
-
-def saying(ids: list[int]) -> SpeculativeModel:
-    """A model that says these ids after a prompt of one token, and then the first id for ever."""
-    return Saying([2, *ids])
-
-
-def spelled(text: str) -> list[int]:
-    """Ids of a text, longest token first, so that stop strings sit within and across tokens."""
-    known, ids = words.vocabulary(), []
-    while text:
-        word = max((w for w in known if text.startswith(w)), key=len)
-        ids.append(known[word])
-        text = text[len(word) :]
-    return ids
-
-
-@pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize(
-    ("text", "stop", "left", "used"),
-    [
-        ("abENDcd", "END", "ab", 3),  # one token
-        ("abstopcd", "stop", "ab", 4),  # two tokens
-        ("abstopcd", "to", "abs", 4),  # ends of two tokens
-        ("axyzb", "y", "ax", 2),  # inside a token
-        ("ststopab", "stop", "st", 3),  # after a beginning that came to nothing
-        ("abstocd", "stop", "abstocd", None),  # a beginning only
-        ("abst", "stop", "abst", None),  # a beginning at the end of the budget
-        ("aENDbENDc", "END", "a", 2),  # the first of two
-    ],
-)
-def test_the_text_is_cut_in_front_of_a_stop_string(
-    text: str, stop: str, left: str, used: int | None, depth: int
-) -> None:
-    ids = spelled(text)
-    proposer = ScriptedProposer([2, *ids], vocab_size=tiny.VOCAB)
-    caches = kit.stock_caches("qwen3_5")
-    found = list(
-        sp.stream_generate(
-            saying(ids),
-            words.wrapper(),
-            [2],
-            strategy=sp.Fixed(proposer, depth),
-            max_tokens=len(ids),
-            stop=["never", stop],
-            prompt_cache=caches,
-        )
-    )
-    assert "".join(r.text for r in found) == left
-    assert [r.token for r in found] == ids[:used]
-    assert [r.finish_reason for r in found[:-1]] == [None] * (len(found) - 1)
-    assert found[-1].finish_reason == ("length" if used is None else "stop")
-    kit.check_holds("qwen3_5", caches, [2, *ids[:used]])
-
-
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_the_end_of_the_text_releases_what_was_held_back(depth: int) -> None:
-    ids = [*spelled("abst"), words.EOS_ID, 0, 0]
-    proposer = ScriptedProposer([2, *ids], vocab_size=tiny.VOCAB)
-    found = list(
-        sp.stream_generate(
-            saying(ids),
-            words.wrapper(words.EOS_ID),
-            [2],
-            strategy=sp.Fixed(proposer, depth),
-            stop=["stop"],
-        )
-    )
-    assert "".join(r.text for r in found) == "abst"
-    assert found[-1].finish_reason == "stop"
-    assert found[-1].token == words.EOS_ID
-
-
-def test_a_stop_string_that_the_detokenizer_held_back() -> None:
-    """It waits with a space until it sees the next token, or that there is none."""
-    found = list(
-        sp.stream_generate(saying([0, 56, 1]), words.wrapper(), [2], stop=" ", max_tokens=2)
-    )
-    assert "".join(r.text for r in found) == "a"
-    assert found[-1].finish_reason == "stop"
-
-
-def test_where_it_is_cut_does_not_depend_on_who_drafts() -> None:
-    ids = spelled("abstopxyzENDst")
-    for stop, depth in product(("st", "topx", "zE", "Ds"), DEPTHS):
-        proposer = ScriptedProposer([2, *ids], kit.always("each"), vocab_size=tiny.VOCAB)
-        text = sp.generate(
-            saying(ids),
-            words.wrapper(),
-            [2],
-            strategy=sp.Fixed(proposer, depth),
-            max_tokens=len(ids),
-            stop=stop,
-        )
-        assert text == "abstopxyzENDst".partition(stop)[0]

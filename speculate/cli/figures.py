@@ -9,6 +9,7 @@ import attrs
 
 from speculate.decoding.stats import Stats
 from speculate.protocols import SpeculativeModel, Strategy
+from speculate.sampling.options import Sampling
 from speculate.text import DecoderOptions, stream_generate
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def decode(
     strategy: Strategy,
     *,
     max_tokens: int,
+    sampling: Sampling | None = None,
     stop: Sequence[str] = (),
     chat_template: bool = False,
     write: Callable[[str], None] = lambda _: None,
@@ -69,6 +71,7 @@ def decode(
         prompt: Text.
         strategy: Who drafts, and how much.
         max_tokens: Tokens to generate; -1 for no limit.
+        sampling: How tokens are chosen; greedy by default.
         stop: Strings that end the text.
         chat_template: Put the prompt into the tokenizer's chat template.
         write: Called with every piece of text.
@@ -83,6 +86,7 @@ def decode(
         tokenizer,
         prompt,
         strategy=strategy,
+        sampling=sampling,
         max_tokens=max_tokens,
         stop=stop,
         chat_template=chat_template,

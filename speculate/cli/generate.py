@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 from speculate.cli import parsing
 from speculate.cli.figures import decode
 from speculate.cli.models import load_named, strategy_for
+from speculate.cli.sampling import add_sampling, sampling_of
 from speculate.loading import demo_prompt
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="put the prompt into the tokenizer's chat template (default: if it has one)",
     )
     add("--stop", action="append", default=[], metavar="TEXT", help="end the text here; repeatable")
+    add_sampling(parser)
     _add_cache_arguments(parser)
 
 
@@ -69,6 +71,7 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Stream a text to standard output, and end with a line of counters."""
+    sampling = sampling_of(args)
     prompt = demo_prompt() if args.prompt is None else parsing.read_prompt(args.prompt)
     draft_name = args.draft_model
     if draft_name is None and args.model in (None, "hybrid") and args.proposer == "draft":
@@ -83,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         tokenizer,
         prompt,
         strategy_for(model, args.proposer, args.depth, draft),
+        sampling=sampling,
         max_tokens=args.max_tokens,
         stop=args.stop,
         chat_template=chat,
@@ -91,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if not found.text.endswith("\n"):
         print()
-    print(found.line())
+    print(found.line() + (f", seed {sampling.seed}" if sampling.temperature > 0 else ""))
     return 0
 
 

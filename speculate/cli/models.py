@@ -31,7 +31,7 @@ def load_named(name: str | None, head: str | Literal[False] | None = None) -> Lo
     """
     bundled = name is None or (name in DEMO_MODELS and not Path(name).exists())
     with busy(f"Loading {name or DEMO_MODELS[0]} ..."):
-        if bundled and head is None:
+        if bundled and not head:
             return load_demo(name or DEMO_MODELS[0])
         return load(None if bundled else name, head=head)
 

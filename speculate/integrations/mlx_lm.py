@@ -18,7 +18,6 @@ from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, generation_stream
 from mlx_lm.sample_utils import greedy_sampler
 
 from speculate.decoding.decoder import Decoder
-from speculate.errors import OptionError
 from speculate.integrations.endless import Endless
 from speculate.integrations.halves import DraftHalf, split
 from speculate.proposers.draft_model import DraftModel
@@ -56,8 +55,8 @@ def speculative_generate_step(
         stream: Where to compute.
         num_draft_tokens: Drafts a round, 0 to 48.
         max_tokens: Tokens to generate; -1 for no limit.
-        sampler: `None` or mlx-lm's `greedy_sampler`, for now.
-        logits_processors: None, for now.
+        sampler: Called once for each token of a block, in order. Drafts stand by equality.
+        logits_processors: Called with the whole text before each token.
         prompt_cache: The target's caches, or the target's and then the draft's in one list.
         prefill_step_size: Tokens of one prefill chunk.
         kv_bits: Quantise the target's caches to so many bits. The draft's stay as they are.
@@ -67,12 +66,13 @@ def speculative_generate_step(
     Yields:
         A token, its log-probabilities in float32, and whether it is an accepted draft.
     """
-    _refuse_sampling(sampler, logits_processors)
     target, draft = Endless(model), Endless(draft_model)
     with DraftHalf(draft, split(prompt_cache, target, draft), stream) as half:
         decoder = Decoder(
             target,
             Fixed(DraftModel(draft, cache=half.caches), num_draft_tokens),
+            _chooser(sampler),
+            logits_processors or (),
             kv_bits=kv_bits,
             kv_group_size=kv_group_size,
             quantized_kv_start=quantized_kv_start,
@@ -105,8 +105,8 @@ def mtp_generate_step(
         stream: Where to compute.
         num_draft_tokens: Drafts a round, 0 to 48.
         max_tokens: Tokens to generate; -1 for no limit.
-        sampler: `None` or mlx-lm's `greedy_sampler`, for now.
-        logits_processors: None, for now.
+        sampler: Called once for each token of a block, in order. Drafts stand by equality.
+        logits_processors: Called with the whole text before each token.
         prompt_cache: The model's caches.
         prefill_step_size: Tokens of one prefill chunk.
         kv_bits: Quantise caches to so many bits.
@@ -119,11 +119,12 @@ def mtp_generate_step(
     Raises:
         HeadNotFoundError: The model has no head.
     """
-    _refuse_sampling(sampler, logits_processors)
     target = Endless(model)
     decoder = Decoder(
         target,
         Fixed(MTPChain(), num_draft_tokens),
+        _chooser(sampler),
+        logits_processors or (),
         kv_bits=kv_bits,
         kv_group_size=kv_group_size,
         quantized_kv_start=quantized_kv_start,
@@ -150,10 +151,6 @@ def _steps(
             yield token.id, logprobs, token.from_draft
 
 
-def _refuse_sampling(sampler: Sampler | None, processors: Sequence[LogitsProcessor] | None) -> None:
-    if sampler is not None and sampler is not greedy_sampler:
-        raise OptionError(
-            "samplers are not supported yet: leave sampler out, or pass mlx-lm's greedy_sampler"
-        )
-    if processors:
-        raise OptionError("logits processors are not supported yet: leave them out")
+def _chooser(sampler: Sampler | None) -> Sampler | None:
+    """mlx-lm's greedy sampler draws nothing: without it the next step need not wait."""
+    return None if sampler is greedy_sampler else sampler

@@ -33,8 +33,10 @@ class Fuse(nn.Module):
         nn.Module.__init__(self)
         self.part = part
         self.blown = False
+        self.widths: list[int] = []  # tokens of each call
 
     def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        self.widths.append(args[0].shape[1])
         if self.blown:
             raise PartFailedError
         out: mx.array = self.part(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -146,3 +147,23 @@ def test_unlimited_ends_with_the_text(capsys: pytest.CaptureFixture[str], tmp_pa
     said = run(capsys, "generate", "--model", str(folder), "--prompt", "abc", "-m", "-1")
     assert said.status == 0
     assert said.counters()["tokens"] <= 5
+
+
+def test_the_same_seed_gives_the_same_text_whoever_drafts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts, lines = set(), []
+    for proposer in ("off", "mtp", "draft"):
+        options = ("--temp", "0.8", "--seed", "5", "--max-tokens", "30", "--proposer", proposer)
+        found = run(capsys, "generate", *options)
+        *text, line = found.out.rstrip("\n").split("\n")
+        texts.add("\n".join(text))
+        lines.append(line)
+    assert len(texts) == 1
+    assert all(line.endswith("seed 5") for line in lines)
+
+
+def test_the_draft_model_is_not_the_target(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, "generate", "--proposer", "draft", "--max-tokens", "60")
+    accepted, drafted = re.findall(r"accepted (\d+) of (\d+)", found.out)[0]
+    assert 0 < int(accepted) < int(drafted)

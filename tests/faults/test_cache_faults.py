@@ -46,7 +46,7 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], Check]] = [
     (faults.conv_window_of_the_next_token, rounds("qwen3_next")),
     (faults.state_of_the_next_token, tails("qwen3_5")),
     (faults.state_of_the_token_before, rounds("qwen3_5")),
-    (faults.snapshot_is_the_last_state, tails("qwen3_5")),
+    (faults.snapshot_is_the_last_state, tails("qwen3_5", singly=True)),
     (faults.snapshot_is_the_last_state, tails("qwen3_next", singly=True)),
     (faults.second_rewind_of_a_block_is_one_off, partial_rewinds),
     (faults.rejected_tokens_stay_in_the_state, rounds("qwen3_5")),

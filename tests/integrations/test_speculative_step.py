@@ -200,16 +200,40 @@ def test_a_quantised_cache_as_in_plain_decoding() -> None:
     assert [cast(QuantizedKVCache, cache).offset for cache in caches] == [22] * len(caches)
 
 
-def test_samplers_come_later() -> None:
+def test_the_greedy_sampler_is_plain_decoding() -> None:
     model = kit.get("dense").stock
     for greedy in (greedy_sampler, make_sampler(temp=0)):
         steps = speculative_generate_step(PROMPT, model, model, sampler=greedy, max_tokens=3)
         assert ids(steps) == kit.truth("dense", kit.PROMPT, 3)
-    with pytest.raises(OptionError, match="not supported yet"):
-        list(speculative_generate_step(PROMPT, model, model, sampler=make_sampler(temp=0.5)))
-    penalty = make_logits_processors(repetition_penalty=1.2)
-    with pytest.raises(OptionError, match="not supported yet"):
-        list(speculative_generate_step(PROMPT, model, model, logits_processors=penalty))
+
+
+def test_processors_give_the_text_of_plain_decoding() -> None:
+    model = kit.get("qwen3_5").stock
+    for options in ({"repetition_penalty": 1.8}, {"presence_penalty": 4.0}):
+        plain = generate_step(
+            PROMPT, model, max_tokens=20, logits_processors=make_logits_processors(**options)
+        )
+        steps = speculative_generate_step(
+            PROMPT, model, model, max_tokens=20, logits_processors=make_logits_processors(**options)
+        )
+        assert ids(steps) == [token for token, _ in plain]
+
+
+def test_a_sampler_is_asked_once_for_each_token_of_a_block() -> None:
+    model = kit.get("dense").stock
+    asked: list[tuple[int, ...]] = []
+    draw = make_sampler(temp=1.0, top_k=8)
+
+    def counted(logprobs: mx.array) -> mx.array:
+        asked.append(logprobs.shape)
+        return draw(logprobs)
+
+    steps = speculative_generate_step(
+        PROMPT, model, model, num_draft_tokens=3, sampler=counted, max_tokens=13
+    )
+    assert len(ids(steps)) == 13
+    assert set(asked) == {(1, 64)}
+    assert len(asked) >= 13
 
 
 def test_what_cannot_be_used_is_refused() -> None:

@@ -156,21 +156,21 @@ def test_a_list_that_cannot_go_back_does_not_hold_up_the_others() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "gpt_oss", "lfm2"])
-def test_more_than_the_recorded_window_in_one_forward_goes_back(family: str) -> None:
+@pytest.mark.parametrize("widths", [[90], [1] * 90, [30] * 5], ids=["1x90", "90x1", "5x30"])
+def test_more_than_the_recorded_window_goes_back_or_is_refused_before(
+    family: str, widths: list[int]
+) -> None:
+    """Noticed before anything is written, never after."""
     caches = cold(model(family), ids(200))[1]
     before = holding(caches)
-    with speculation(caches):
-        feed(model(family), caches, ids(90, seed=2))
-    assert_same(holding(caches), before, "left")
-
-
-@pytest.mark.parametrize("family", ["qwen3_5", "gpt_oss", "lfm2"])
-def test_more_than_the_recorded_window_step_by_step_goes_back(family: str) -> None:
-    caches = cold(model(family), ids(200))[1]
-    before = holding(caches)
-    with speculation(caches):
-        for token in ids(90, seed=2):
-            feed(model(family), caches, [token])
+    with speculation(caches) as window:
+        for width in widths:
+            fed = window.fed()
+            try:
+                feed(model(family), caches, ids(width, seed=2))
+            except RewindError:
+                assert window.fed() == fed
+                break
     assert_same(holding(caches), before, "left")
 
 

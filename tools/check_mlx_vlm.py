@@ -1,4 +1,4 @@
-"""Whether mlx-vlm's drafter loads the heads that `speculate extract-head` writes.
+"""Whether mlx-vlm's drafter loads the heads that `speculate extract-head` and `convert` write.
 
     python3 -m venv /tmp/vlm && /tmp/vlm/bin/pip install 'mlx-vlm==0.7.10' 'mlx[cpu]'
     .venv/bin/python tools/check_mlx_vlm.py /tmp/vlm/bin/python
@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from speculate.checkpoints import find_head, read_head
 from speculate.cli.main import main as speculate
 from speculate.models.mtp_head import QwenMTPHead, build_head
+from tests import words
 from tests.checkpoints import tiny
 
 ROWS: Final = 24
@@ -91,6 +92,8 @@ def raw_and_single(head: tiny.Weights) -> tiny.Weights:
 TWO_LAYERS: Final = "two layers"
 """Which mlx-vlm 0.7.10 refuses: it forgets how many there are, and builds one."""
 
+CONVERTED: Final = "experts, a whole model by `speculate convert -q`"
+
 Layout = Callable[[tiny.Weights], tiny.Weights]
 CASES: Final[dict[str, tuple[str, dict[str, Any], Layout, list[str]]]] = {
     "dense, raw": ("qwen3_5", {}, tiny.raw, []),
@@ -100,18 +103,26 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], Layout, list[str]]]] = {
     "experts, raw and fused": ("qwen3_5_moe", {"experts": True}, raw_and_fused, []),
     "experts, 4 bits, routers 8": ("qwen3_5_moe", {"experts": True}, quantise, []),
     "Qwen3-Next, experts one by one": ("qwen3_next", {"experts": True}, raw_and_single, []),
+    CONVERTED: ("qwen3_5_moe", {"experts": True}, raw_and_fused, ["-q", "--q-group-size", "32"]),
     TWO_LAYERS: ("qwen3_5", {"layers": 2}, dict, []),
 }
+ROPE: Final = {"type": "default", "rope_theta": 100_000, "partial_rotary_factor": 0.25}
+"""As mlx-lm has it by default. mlx-vlm's default splits the positions of a wider head."""
 
 
 def prepare(folder: Path, name: str) -> None:
     family, shape, layout, options = CASES[name]
     model, stored = tiny.make_model(family), layout(tiny.make_head(**shape))
-    source = tiny.write(
-        folder / "source", {"mtp.safetensors": tiny.prefixed(stored)}, config=tiny.config(family)
-    )
-    target = folder / "drafter"
-    assert speculate(["extract-head", str(source), "--output", str(target), *options]) == 0
+    files, config = {"mtp.safetensors": tiny.prefixed(stored)}, tiny.config(family)
+    command, target = ["extract-head", "--output"], folder / "drafter"
+    if name == CONVERTED:
+        trunk = tiny.fused(tiny.trunk_weights(model, stored_raw=True))
+        files["model.safetensors"], command = trunk, ["convert"]
+        config["text_config"]["rope_parameters"] = {**ROPE, "mrope_section": [2, 0, 0]}
+    source = tiny.write(folder / "source", files, config=config)
+    words.fast_tokenizer().save_pretrained(source)
+    places = [str(source), str(target)] if name == CONVERTED else [str(target), str(source)]
+    assert speculate([*command, *places, *options]) == 0
     head = build_head(tiny.as_stock(model), read_head(find_head(target)))
     assert isinstance(head, QwenMTPHead)
     hidden, tokens = tiny.rows(ROWS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, final
 
@@ -63,7 +64,11 @@ class Sampling:
     mode: Mode = "coupled"
 
     def __attrs_post_init__(self) -> None:
-        _require(self.temperature >= 0, "temperature must not be negative", self.temperature)
+        _require(
+            0 <= self.temperature < math.inf,
+            "temperature must not be negative, and be finite",
+            self.temperature,
+        )
         _require(0 <= self.top_p <= 1, "top_p must be from 0 to 1", self.top_p)
         _require(self.top_k >= 0, "top_k must not be negative", self.top_k)
         _require(0 <= self.min_p <= 1, "min_p must be from 0 to 1", self.min_p)

@@ -18,6 +18,7 @@ from mlx_lm.models.cache import (
     QuantizedKVCache,
     RotatingKVCache,
     make_prompt_cache,
+    trim_prompt_cache,
 )
 
 from speculate import speculation
@@ -122,8 +123,17 @@ RING = [
     ("exactly full", lambda c, f: stepped_in(c, f, [1] * 8)),
     ("exactly full again", lambda c, f: stepped_in(c, f, [1] * 16)),
     ("a chunk, then steps", lambda c, f: stepped_in(c, f, [12, 1, 1, 1])),
+    ("cut back, by steps", lambda c, f: cut_back(c, f, [1] * 7)),
+    ("cut back, by a chunk", lambda c, f: cut_back(c, f, [7])),
     ("steps, then a chunk", lambda c, f: stepped_in(c, f, [*[1] * 11, 4])),
 ]
+
+
+def cut_back(caches: list[object], family: str, widths: list[int]) -> int:
+    length = stepped_in(caches, family, widths)
+    taken: object = trim_prompt_cache(caches, 3)
+    assert taken == 3
+    return length - 3
 
 
 def stepped_in(caches: list[object], family: str, widths: list[int]) -> int:

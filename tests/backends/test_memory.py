@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
+from speculate import speculation
 from speculate.backends.adoption import adopt
 from tests.backends.checks import check_small_hand_back
 from tests.backends.driving import Caches, cold, feed, ids, model, speculate_all, write
@@ -146,6 +147,29 @@ def test_rows_are_written_in_place(kind: str) -> None:
         mx.eval(caches[0].arrays())
         caches[0].trim(4)
     assert mx.get_peak_memory() - before < buffers / 4
+
+
+@pytest.mark.parametrize("build", [KVCache, lambda: RotatingKVCache(max_size=4096)])
+def test_rounds_in_a_window_copy_no_buffer(build: Callable[[], object]) -> None:
+    """Holding on to the kept point costs references, and not the rows."""
+    caches = adopt([build()])
+
+    def feed_rows(count: int) -> None:
+        with group(caches).block(mx.zeros((1, count), dtype=mx.uint32)):
+            write(caches[0], mx.ones((1, 1, count, 64)))
+        mx.eval(caches[0].arrays())
+
+    feed_rows(5000)
+    buffers = sum(array.nbytes for array in caches[0].arrays())
+    with speculation(caches) as window:
+        for rounds in (1, 6):  # the first may still have to make room
+            mx.reset_peak_memory()
+            before = mx.get_active_memory()
+            for _ in range(rounds):
+                feed_rows(5)
+                window.keep(1)
+            copied = mx.get_peak_memory() - before
+    assert copied < buffers / 4, f"{copied} bytes for a buffer of {buffers}"
 
 
 def test_a_window_moves_once_in_many_tokens() -> None:

@@ -11,14 +11,17 @@ from pathlib import Path
 from threading import Thread
 
 import huggingface_hub.constants
+import mlx.core as mx
 import pytest
 from huggingface_hub import errors
 from mlx_lm.utils import _download
 from typing_extensions import override
 
+import speculate as sp
 from speculate.checkpoints import has_head
 from speculate.checkpoints.hub import download, download_head
 from speculate.errors import CheckpointError
+from tests import words
 from tests.checkpoints import tiny
 
 COMMIT = "0123456789" * 4
@@ -189,6 +192,25 @@ def test_without_a_connection_what_is_here_is_used(
     assert has_head(download(REPOSITORY))
     offline(monkeypatch)
     assert has_head(download(REPOSITORY)) and has_head(download_head(REPOSITORY))
+
+
+def test_loading_by_name(remote: Path, sent: list[str], tmp_path: Path) -> None:
+    trunk, head = tiny.trunk_weights(tiny.make_model()), tiny.make_head()
+    tiny.write(remote, {"model.safetensors": trunk, "mtp.safetensors": tiny.prefixed(head)})
+    words.fast_tokenizer().save_pretrained(remote)
+    here = tiny.write(tmp_path / "here", {"model.safetensors": trunk})
+    words.fast_tokenizer().save_pretrained(here)
+    assert sp.load(here)[0].head is None
+    reference = sp.load(REPOSITORY)[0].head
+    sent.clear()
+    for found in (
+        sp.load(here, head=REPOSITORY)[0].head,
+        sp.load_mtp_head(REPOSITORY, sp.load(here)[0]),
+    ):
+        assert found is not None and reference is not None
+        rows = [h.step(*tiny.rows(6), h.make_cache()).logits for h in (found, reference)]
+        assert bool(mx.array_equal(rows[0], rows[1]))
+    assert sent == []
 
 
 @pytest.mark.parametrize("get", [download, download_head])

@@ -30,10 +30,6 @@ def raw_and_single(head: tiny.Weights) -> tiny.Weights:
     return tiny.single(tiny.raw(head))
 
 
-def under(prefix: str) -> Layout:
-    return lambda head: tiny.prefixed(head, prefix)
-
-
 # Family of the trunk, shape of the head, layout, prefix.
 CASES: dict[str, tuple[str, dict[str, Any], Layout, str]] = {
     "raw": ("qwen3_5", {}, tiny.raw, "mtp."),
@@ -111,10 +107,10 @@ def test_the_config_says_what_other_software_needs(
     assert (text["mtp_num_hidden_layers"], text["mtp_use_dedicated_embeddings"]) == (layers, False)
     assert (text["num_experts"] > 0) == shape.get("experts", False)
     assert text["intermediate_size"] == shape.get("inner", 96)
-    rotated = tiny.NEXT["partial_rotary_factor"] * tiny.HEAD_DIM
     theta = tiny.NEXT["rope_theta"] if family == "qwen3_next" else 100_000
     assert text["rope_parameters"]["rope_theta"] == theta
     assert {"type", "partial_rotary_factor", "mrope_section"} <= text["rope_parameters"].keys()
+    rotated = tiny.NEXT["partial_rotary_factor"] * tiny.HEAD_DIM
     assert sum(text["rope_parameters"]["mrope_section"]) * 2 >= rotated
     assert "quantization" not in config
 

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from speculate.cli import convert, extract_head, inspect
 from speculate.loading.demo import demo_folder
 from tests import tiny as families
 from tests import words
@@ -202,3 +203,15 @@ def test_tokenizers_of_either_form(tmp_path: Path, capsys: pytest.CaptureFixture
     assert described(capsys, folder)["tokenizer"]["fingerprint"] != found[0]["fingerprint"]
     words.fast_tokenizer().save_pretrained(folder)
     assert described(capsys, folder)["tokenizer"]["tokens"] == families.VOCAB
+
+
+@pytest.mark.parametrize("command", [inspect, extract_head, convert])
+def test_the_example_of_a_command_works(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: Any,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, *command.EXAMPLE.split()[1:]).status == 0
+    assert command.EXAMPLE in run(capsys, command.EXAMPLE.split()[1], "--help").out

@@ -22,6 +22,7 @@ from speculate.strategies.fixed import Fixed
 from speculate.strategies.off import Off
 from tests.decoding import kit
 from tests.decoding.heads import with_head
+from tests.decoding.watched import WatchedProposer
 
 
 def drafting(name: str, depth: int = 3) -> Decoder:
@@ -97,23 +98,23 @@ def test_a_model_loaded_twice_shares_nothing() -> None:
     assert after != expected
 
 
+@pytest.mark.parametrize("between", [3, 6, 9], ids=["shorter", "as long", "longer"])
 @pytest.mark.parametrize("kind", ["draft", "head"])
-def test_one_proposer_serves_two_decoders_one_after_the_other(kind: str) -> None:
+def test_one_proposer_serves_two_decoders_one_after_the_other(kind: str, between: int) -> None:
     model = with_head("qwen3_5").model
     proposer = DraftModel(kit.get("qwen3_5").model) if kind == "draft" else MTPChain()
-    one, other = (Decoder(model, Fixed(proposer, depth)) for depth in (2, 3))
+    watched = WatchedProposer(proposer)
+    one, other = (Decoder(model, Fixed(watched, depth)) for depth in (2, 3))
     caches = kit.stock_caches("qwen3_5")
     first = list(one.generate(kit.PROMPT, 6, caches))
     kit.check_tokens("qwen3_5", kit.PROMPT, first)
-    between = list(other.generate(kit.SECOND, 6))
-    kit.check_tokens("qwen3_5", kit.SECOND, between)
-    # Back at the first text, it knows another one by now, of whatever length.
+    tokens = list(other.generate(kit.text_of(6), between))
+    kit.check_tokens("qwen3_5", kit.text_of(6), tokens)
+    # Back at the first text the proposer knows another one, and starts late.
     text = [*kit.PROMPT, *kit.ids_of(first), *kit.THIRD]
     kit.check_tokens("qwen3_5", text, list(one.generate(kit.THIRD, 6, caches)))
-    if kind == "draft":
-        again = list(other.generate(kit.SECOND, 6))
-        kit.check_tokens("qwen3_5", kit.SECOND, again)
-        assert other.stats.accepted_tokens == other.stats.draft_tokens
+    assert watched.begins[-2:] == [0, 12]
+    assert proposer.position() == len(text) + 6
 
 
 def test_one_proposer_may_go_from_one_target_to_another() -> None:

@@ -42,6 +42,7 @@ class Ticker:
         error: What to raise.
         calls: So far.
         before: Calls when it raised.
+        then: Called when it raises.
     """
 
     place: str = ""
@@ -49,11 +50,13 @@ class Ticker:
     error: BaseException = attrs.Factory(lambda: Broken("told to"))
     calls: Counter[str] = attrs.Factory(Counter)
     before: Counter[str] = attrs.Factory(Counter)
+    then: Callable[[], None] = lambda: None
 
     def __call__(self, place: str) -> None:
         self.calls[place] += 1
         if place == self.place and self.calls[place] == self.at:
             self.before = Counter(self.calls)
+            self.then()
             raise self.error
 
 
@@ -198,9 +201,11 @@ class WatchedProposer:
         return self.inner.name
 
     def attach(self, target: SpeculativeModel, /) -> None:
+        self._tick("attach")
         self.inner.attach(target)
 
     def begin(self, position: int, /) -> None:
+        self._tick("begin")
         self.begins.append(position)
         self.inner.begin(position)
 

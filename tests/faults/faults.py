@@ -211,11 +211,11 @@ def replay_over_scratch_rows(patch: Patch) -> None:
         start(self)
         before[:] = entries(self)
 
-    def kept(self: CacheGroup, m: int, surplus: list[int], /) -> None:
-        fed: Sequence[mx.array] = self._log
+    def kept(self: CacheGroup, m: int, surplus: list[int] | None, /) -> None:
+        fed: Sequence[mx.array] = self._ledger._log
         text = mx.concatenate([*fed], axis=1)[:, :m] if fed else None
         apply_keep(self, m, surplus)
-        if text is not None and m and any(surplus):
+        if text is not None and m and any(surplus or ()):
             scratch = model("qwen3_5").make_cache()
             states = [s for s in scratch if isinstance(s, RewindableArraysCache)]
             for state, old in zip(states, before, strict=True):

@@ -7,6 +7,7 @@ from typing import cast
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.base import Module
 from mlx_lm.generate import generate_step
 from mlx_lm.generate import speculative_generate_step as stock_step
 from mlx_lm.models.cache import QuantizedKVCache
@@ -209,12 +210,15 @@ def test_the_greedy_sampler_is_plain_decoding() -> None:
 
 def test_processors_give_the_text_of_plain_decoding() -> None:
     model = kit.get("qwen3_5").stock
-    for options in ({"repetition_penalty": 1.8}, {"presence_penalty": 4.0}):
+    for penalties in (
+        make_logits_processors(repetition_penalty=1.8),
+        make_logits_processors(presence_penalty=4.0),
+    ):
         plain = generate_step(
-            PROMPT, model, max_tokens=20, logits_processors=make_logits_processors(**options)
+            PROMPT, cast(Module, model), max_tokens=20, logits_processors=penalties
         )
         steps = speculative_generate_step(
-            PROMPT, model, model, max_tokens=20, logits_processors=make_logits_processors(**options)
+            PROMPT, model, model, max_tokens=20, logits_processors=penalties
         )
         assert ids(steps) == [token for token, _ in plain]
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from mlx_lm.models.cache import ChunkedKVCache, KVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ChunkedKVCache,
+    KVCache,
+    make_prompt_cache,
+    trim_prompt_cache,
+)
 
 import speculate
 from speculate import speculation
 from speculate.errors import CannotRewindError, OptionError, RewindError, SpeculateError
-from tests.backends.checks import refused
+from tests.backends.checks import refused, take_back
 from tests.backends.driving import (
     ALL,
     FAMILIES,
@@ -172,6 +177,34 @@ def test_more_than_the_recorded_window_goes_back_or_is_refused_before(
                 assert window.fed() == fed
                 break
     assert_same(holding(caches), before, "left")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_trim_inside_of_a_window_does_not_reach_behind_its_kept_point(family: str) -> None:
+    """What was there before could not come back: the rows would be written over."""
+    caches = cold(model(family), TEXT)[1]
+    before = holding(caches)
+    with speculation(caches):
+        feed(model(family), caches, ids(2, seed=2))
+        refused(trim_prompt_cache, list(caches), 4)
+        feed(model(family), caches, ids(3, seed=3))
+    assert_same(holding(caches), before, "left")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_trim_inside_of_a_window_counts(family: str) -> None:
+    caches = cold(model(family), TEXT)[1]
+    with speculation(caches) as window:
+        feed(model(family), caches, ids(5, seed=2))
+        take_back(caches, 3)
+        feed(model(family), caches, ids(2, seed=3))
+        assert refused(window.keep, 5)
+        window.keep(3)
+        found = feed(model(family), caches, [7])[-1]
+        window.keep(1)
+    text = [*TEXT, *ids(5, seed=2)[:2], ids(2, seed=3)[0], 7]
+    assert_equal(found, cold(model(family), text)[0][-1], "next logits")
+    assert_same(holding(caches), holding(cold(model(family), text)[1]), "left")
 
 
 @pytest.mark.parametrize("family", ALL)

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import (
 
 from speculate.backends.arrays import RewindableArraysCache
 from speculate.backends.cache_list import RewindableCacheList
-from speculate.backends.group import join
+from speculate.backends.joining import join
 from speculate.backends.kv import RewindableKVCache
 from speculate.backends.member import StartsLate
 from speculate.backends.quantized_kv import RewindableQuantizedKVCache

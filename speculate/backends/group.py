@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Final
 
 import mlx.core as mx
 
@@ -219,24 +219,3 @@ class CacheGroup:
 def _writers(members: Sequence[Rollbackable]) -> list[weakref.ref[WritesInBlocks]]:
     """Found once: asking an object for a protocol is slow."""
     return [weakref.ref(member) for member in members if isinstance(member, WritesInBlocks)]
-
-
-CacheT = TypeVar("CacheT", bound=Rollbackable)
-
-
-def join(caches: Sequence[CacheT]) -> list[CacheT]:
-    """Make caches one group: what is taken back from one is taken back from all."""
-    group = CacheGroup(caches)
-    members: list[object] = list(caches)
-    for member in members:
-        if isinstance(member, Grouped):
-            member.join(group)
-    return list(caches)
-
-
-def group_of(caches: Sequence[object]) -> CacheGroup | None:
-    """The group that the caches of a list belong to; `None` for caches of mlx-lm."""
-    for cache in caches:
-        if isinstance(cache, Grouped):
-            return cache.group()
-    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from typing_extensions import Protocol, runtime_checkable
@@ -60,6 +62,30 @@ class WritesInBlocks(Protocol):
 
     def abandon_block(self) -> None:
         """The forward failed: be as `open_block` found you. Without one: do nothing."""
+
+
+class AbandonsByCheckpoint(ABC):
+    """Mixed into a cache that drops rows: a failed forward is undone by reference."""
+
+    _undo: Callable[[], None] | None = None
+
+    @abstractmethod
+    def checkpoint(self) -> Callable[[], None]:
+        """Hold on to the present, by reference; calling the result returns to it."""
+
+    def open_block(self) -> None:
+        """A forward begins."""
+        self._undo = self.checkpoint()
+
+    def close_block(self, num_tokens: int, /) -> None:
+        """The forward is over."""
+        self._undo = None
+
+    def abandon_block(self) -> None:
+        """The forward failed."""
+        if self._undo is not None:
+            self._undo()
+        self._undo = None
 
 
 @runtime_checkable

@@ -18,13 +18,13 @@ from typing_extensions import override
 
 from speculate.backends.group import RECORD_WINDOW
 from speculate.backends.masks import mask_with_sinks
-from speculate.backends.member import GroupMember
+from speculate.backends.member import AbandonsByCheckpoint, GroupMember
 from speculate.backends.rows import STEP, check_trim
 from speculate.errors import RewindError
 
 
 @final
-class RewindableRotatingKVCache(GroupMember, RotatingKVCache):
+class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCache):
     """`RotatingKVCache` in time order, whose trim is exact or an error.
 
     Args:
@@ -45,7 +45,6 @@ class RewindableRotatingKVCache(GroupMember, RotatingKVCache):
         self._slack = slack
         self._position = position
         self._speculating = False
-        self._go_back: Callable[[], None] | None = None
         self._source: RotatingKVCache | None = None
 
     @classmethod
@@ -212,17 +211,6 @@ class RewindableRotatingKVCache(GroupMember, RotatingKVCache):
             self.keys, self.values, self.offset, self._idx = before
 
         return go_back
-
-    def open_block(self) -> None:
-        self._go_back = self.checkpoint()
-
-    def close_block(self, num_tokens: int, /) -> None:
-        self._go_back = None
-
-    def abandon_block(self) -> None:
-        if self._go_back is not None:
-            self._go_back()
-        self._go_back = None
 
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [self.keys, self.values]

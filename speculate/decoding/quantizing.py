@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from speculate.backends.group import group_of
+from speculate.backends.joining import group_of
 from speculate.decoding.setup import KVQuantization
 from speculate.errors import OptionError
 from speculate.protocols import Rollbackable

@@ -7,7 +7,8 @@ from typing import final
 
 import mlx.core as mx
 
-from speculate.backends.group import CacheGroup, group_of
+from speculate.backends.group import CacheGroup
+from speculate.backends.joining import group_of
 from speculate.decoding.block import Block
 from speculate.decoding.loan import Loan
 from speculate.decoding.prefill import prefill

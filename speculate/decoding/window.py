@@ -8,7 +8,8 @@ from typing import final
 
 import mlx.core as mx
 
-from speculate.backends.group import CacheGroup, group_of
+from speculate.backends.group import CacheGroup
+from speculate.backends.joining import group_of
 from speculate.errors import OptionError, RewindError
 from speculate.protocols import Rollbackable
 

@@ -8,7 +8,7 @@ from typing import Self, final
 import attrs
 import mlx.core as mx
 
-from speculate.backends.group import group_of
+from speculate.backends.joining import group_of
 from speculate.decoding.loan import Loan, OnLoan
 from speculate.errors import OptionError
 from speculate.protocols import Rollbackable, SpeculativeModel

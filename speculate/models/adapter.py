@@ -11,7 +11,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from speculate.backends.adoption import adopt
-from speculate.backends.group import group_of
+from speculate.backends.joining import group_of
 from speculate.errors import OptionError, UnsupportedModelError
 from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
 

@@ -7,7 +7,7 @@ from typing import Literal, final
 
 import mlx.core as mx
 
-from speculate.backends.group import group_of, join
+from speculate.backends.joining import group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.errors import OptionError
 from speculate.models.mtp_build import HeadWeights, build_module

@@ -6,7 +6,8 @@ from typing import Final, final
 
 import mlx.core as mx
 
-from speculate.backends.group import CacheGroup, group_of
+from speculate.backends.group import CacheGroup
+from speculate.backends.joining import group_of
 from speculate.errors import HeadNotFoundError, SpeculateError
 from speculate.protocols import (
     Choice,

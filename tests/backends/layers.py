@@ -15,7 +15,8 @@ from mlx_lm.models.cache import (
 )
 
 from speculate.backends.adoption import adopt
-from speculate.backends.group import CacheGroup, group_of
+from speculate.backends.group import CacheGroup
+from speculate.backends.joining import group_of
 from speculate.protocols import Entries, RecordsRollback
 from tests import tiny
 from tests.backends.driving import Caches

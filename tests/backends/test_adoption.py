@@ -23,7 +23,7 @@ from mlx_lm.models.cache import (
 
 from speculate import speculation
 from speculate.backends.adoption import adopt
-from speculate.backends.group import group_of
+from speculate.backends.joining import group_of
 from speculate.errors import CannotRewindError
 from speculate.protocols import Rollbackable
 from tests import tiny

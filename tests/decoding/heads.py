@@ -9,7 +9,7 @@ from typing import Final, final
 import attrs
 import mlx.core as mx
 
-from speculate.backends.group import join
+from speculate.backends.joining import join
 from speculate.backends.kv import RewindableKVCache
 from speculate.decoding.block import to_ints
 from speculate.models.mtp_head import QwenMTPHead

@@ -110,3 +110,15 @@ def test_chunks_of_prefill_do_not_change_the_first_scores(case: tuple[str, int])
     tokens = list(decoder.generate(prompt, 6, caches))
     kit.check_tokens(name, prompt, tokens)
     kit.check_holds(name, caches, [*prompt, *kit.ids_of(tokens)])
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "dense", "gpt_oss"])
+def test_drafts_taken_back_where_a_buffer_grows_or_moves(name: str) -> None:
+    # Rows come in buffers of 256, and a window of 8 moves to the front after 128 more.
+    count = 150 if name == "gpt_oss" else 12
+    prompt = kit.text_of(3 if name == "gpt_oss" else 250)
+    proposer = kit.scripted(name, prompt, count, kit.always("each"))
+    caches = kit.stock_caches(name)
+    tokens = kit.decode(name, Fixed(proposer, 4), prompt, count, caches)
+    kit.check_tokens(name, prompt, tokens)
+    kit.check_holds(name, caches, [*prompt, *kit.ids_of(tokens)])

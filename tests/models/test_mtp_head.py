@@ -11,7 +11,7 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models import llama
 
-from speculate.backends.group import group_of
+from speculate.backends.joining import group_of
 from speculate.checkpoints import HeadTensors
 from speculate.errors import HeadMismatchError, OptionError, UnsupportedModelError
 from speculate.models.mtp_build import Packing

@@ -71,6 +71,17 @@ def test_two_perfect_proposers_stay_perfect_with_pauses_between(pause: int) -> N
     assert stats.draft_tokens >= 9
 
 
+def test_a_prompt_longer_than_may_wait_is_taken_in_by_all() -> None:
+    model, prompt = with_head(NAME), kit.text_of(300)
+    chain, small = WatchedProposer(MTPChain()), WatchedProposer(DraftModel(kit.get(NAME).model))
+    decoder = Decoder(model.model, ScheduledStrategy([(chain, 2), (small, 3)]))
+    tokens = list(decoder.generate(prompt, 8))
+    kit.check_tokens(NAME, prompt, tokens)
+    text = [*prompt, *kit.ids_of(tokens)]
+    check_head(model, text, chain)
+    check_draft_model(NAME, text, small)
+
+
 def test_every_proposer_hears_every_verdict() -> None:
     text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 12)]
     scripts = [

@@ -86,6 +86,13 @@ def _batch(cache: object) -> int:
     return 1
 
 
+def tells_length(cache: object) -> bool:
+    """Whether a cache knows how many tokens it was fed: a recurrent state does not."""
+    if isinstance(cache, CacheList):
+        return any(tells_length(member) for member in cache.caches)
+    return isinstance(cache, Rollbackable | KVCache | QuantizedKVCache | RotatingKVCache)
+
+
 def _length(cache: object) -> int:
     """Tokens in a cache, as far as it can tell: a recurrent state cannot."""
     if isinstance(cache, Rollbackable):

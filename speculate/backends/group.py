@@ -119,7 +119,17 @@ class CacheGroup:
     # One window: called by `speculation` and by the decoder.
 
     def start(self) -> None:
-        """Mark the present as the kept point, and record from here on."""
+        """Mark the present as the kept point, and record from here on.
+
+        Raises:
+            RewindError: Somebody records already: one window at a time.
+        """
+        if self._base is not None:
+            raise RewindError("these caches are in a window already: leave it, or use that one")
+        self._mark()
+
+    def mark(self) -> None:
+        """Make the present the kept point of the open window: nothing is taken back."""
         self._mark()
 
     def stop(self) -> None:

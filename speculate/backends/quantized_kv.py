@@ -45,5 +45,10 @@ class RewindableQuantizedKVCache(TrimsByOffset, QuantizedKVCache):
 
 
 def quantize(cache: RewindableKVCache, group_size: int, bits: int) -> RewindableQuantizedKVCache:
-    """Quantise the rows of a cache, as mlx-lm does it; `cache` is empty afterwards."""
-    return RewindableQuantizedKVCache.adopt(cache.hand_back().to_quantized(group_size, bits))
+    """A cache with the same rows quantised, as mlx-lm does it. `cache` stays as it is."""
+    packed = RewindableQuantizedKVCache(group_size, bits)
+    if cache.keys is not None and cache.values is not None:
+        packed.keys = mx.quantize(cache.keys, group_size=group_size, bits=bits)
+        packed.values = mx.quantize(cache.values, group_size=group_size, bits=bits)
+    packed.offset = cache.offset
+    return packed

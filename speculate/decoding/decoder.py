@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Final, final
 
 import attrs
 import mlx.core as mx
 
-from speculate.decoding.inputs import check_names, checked_prompt
+from speculate.decoding.inputs import check_list, check_names, checked_prompt
 from speculate.decoding.loan import Loan
 from speculate.decoding.run import Run
 from speculate.decoding.session import KnownText, Session
@@ -53,8 +54,7 @@ class Decoder:
         prefill_step_size: Tokens of one prefill chunk.
         prompt_progress_callback: Called with tokens done and in all, during prefill.
         observer: Called with every round.
-        stream: Where to compute. By default a stream of the decoder's own on the default
-            device, one in each thread.
+        stream: Where to compute; by default the current stream.
 
     Raises:
         OptionError: An option cannot be used.
@@ -91,7 +91,8 @@ class Decoder:
             max_kv_size=max_kv_size,
             kv=kv,
         )
-        self._stream = stream or mx.new_thread_local_stream(mx.default_device())
+        self._stream = stream
+        self._stepping = False
         self._stats = Stats()
         self._texts = KnownText()
         self._session: Session | None = None
@@ -146,6 +147,7 @@ class Decoder:
         ids = checked_prompt(prompt, self._setup.model.vocab_size)
         if max_tokens < -1:
             raise OptionError(f"max_tokens must be at least -1 (no limit), got {max_tokens}")
+        check_list(prompt_cache)
         self._refuse_if_busy()
         stops = frozenset(stop_tokens) | self._setup.model.eos_token_ids
         limit = None if max_tokens == -1 else max_tokens
@@ -161,7 +163,7 @@ class Decoder:
         were verified and not emitted yet are kept, and not drawn again.
         """
         if self._session is not None and self._running:
-            with mx.stream(self._stream):
+            with self._step():
                 self._session.settle()
 
     def _generate(
@@ -177,7 +179,7 @@ class Decoder:
         self._pending = None
         try:
             setup = self._begin_text(len(prompt))
-            with mx.stream(self._stream):
+            with self._step():
                 loan = Loan(setup.model, prompt_cache)
                 try:
                     run = Run(setup, loan, max_tokens, stop_tokens, self._stats)
@@ -187,13 +189,28 @@ class Decoder:
                 self._session = Session(setup, loan, run, self._texts)
                 self._session.start(prompt, history)
             while not run.finished:
-                with mx.stream(self._stream):
+                with self._step():
                     token = self._session.next()
                 yield token
         except BaseException as error:
             self._end(quiet=not isinstance(error, GeneratorExit))
             raise
         self._end(quiet=False)
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """Compute where the caller wants it, and let no callback step in between."""
+        if self._stepping:
+            raise DecoderBusyError(
+                "the decoder is in the middle of a step: call settle() between two tokens, and "
+                "not from an observer, a processor, a proposer or a progress callback"
+            )
+        self._stepping = True
+        try:
+            with nullcontext() if self._stream is None else mx.stream(self._stream):
+                yield
+        finally:
+            self._stepping = False
 
     def _begin_text(self, prompt_tokens: int) -> Setup:
         """The parts for one text: counters from zero, and a sampler with a seed."""
@@ -205,7 +222,7 @@ class Decoder:
         """Hand the caches back. A run that failed keeps its own exception: `quiet`."""
         try:
             if self._session is not None:
-                with mx.stream(self._stream):
+                with self._step():
                     self._session.end()
         except Exception:
             if not quiet:

@@ -44,3 +44,14 @@ def checked_prompt(prompt: Sequence[int] | mx.array, vocab_size: int) -> list[in
             "probably another model's"
         )
     return ids
+
+
+def check_list(prompt_cache: object) -> None:
+    """Refuse a prompt cache that could not be refilled.
+
+    Raises:
+        OptionError: It is no list.
+    """
+    if prompt_cache is not None and not isinstance(prompt_cache, list):
+        kind = type(prompt_cache).__name__
+        raise OptionError(f"the prompt cache must be a list, which is refilled; got a {kind}")

@@ -54,6 +54,8 @@ class Planner:
         left = None if remaining is None else remaining - pending
         if self._plan is None:
             self._plan = self._setup.strategy.plan(left)
+            if self._plan.depth < 0:
+                raise SpeculateError(f"the strategy planned {self._plan.depth} drafts")
         limits = [self._plan.depth, None if left is None else left - 1, room]
         return self._plan, min(limit for limit in limits if limit is not None)
 
@@ -67,6 +69,12 @@ def propose(plan: Plan, newest: mx.array, depth: int, choose: Choose) -> Draft:
     if plan.proposer is None:
         raise SpeculateError(f"the strategy planned {plan.depth} drafts by nobody")
     draft = plan.proposer.propose(newest, depth, choose)
+    tokens = draft.tokens
+    if tokens.ndim != 1 or not mx.issubdtype(tokens.dtype, mx.integer):
+        raise SpeculateError(
+            f"proposer '{plan.proposer.name}' drafted {tokens.shape} {tokens.dtype}: a draft is "
+            "one row of ids, (k,) integers"
+        )
     if draft.tokens.shape[0] > depth:
         raise SpeculateError(
             f"proposer '{plan.proposer.name}' drafted {draft.tokens.shape[0]} tokens, "

@@ -19,17 +19,16 @@ def prefill(
     Nothing is recorded meanwhile. If anything raises, the caches are at what was fed
     before the call.
     """
-    lengths = [cache.length() for cache in caches]
+    before = list(caches)
     go_back = [cache.checkpoint() for cache in caches]
     try:
         _feed(setup, caches, quantizer, prompt)
     except BaseException:
+        for layer, plain in enumerate(before):
+            if caches[layer] is not plain:
+                quantizer.replace(layer, plain)
         for restore in go_back:
             restore()
-        for cache, length in zip(caches, lengths, strict=True):
-            # Quantising has replaced some, whose checkpoints mean nothing to the new ones.
-            if cache.length() > length:
-                cache.trim(cache.length() - length)
         raise
 
 

@@ -26,6 +26,7 @@ class Quantizer:
     def __init__(self, options: KVQuantization | None, caches: list[Rollbackable]) -> None:
         self._options = options
         self._caches = caches
+        self._group = group_of(caches)
         self._done = options is None
         if options is not None:
             self._refuse_windows()
@@ -37,17 +38,40 @@ class Quantizer:
         from speculate.backends.kv import RewindableKVCache
         from speculate.backends.quantized_kv import quantize
 
-        plain = [c for c in self._caches if isinstance(c, RewindableKVCache)]
-        self._done = all(cache.length() >= self._options.start for cache in plain)
-        if not self._done:
+        plain = {n: c for n, c in enumerate(self._caches) if isinstance(c, RewindableKVCache)}
+        if any(cache.length() < self._options.start for cache in plain.values()):
             return
-        group = group_of(self._caches)
+        size, bits = self._options.group_size, self._options.bits
+        # All are packed before any is replaced: a failure changes nothing.
+        packed = {layer: quantize(cache, size, bits) for layer, cache in plain.items()}
+        for layer, cache in packed.items():
+            self.replace(layer, cache)
+        self._done = True
+
+    def check(self) -> None:
+        """Refuse rows that cannot be packed, while nothing was emitted.
+
+        Raises:
+            OptionError: Their width is not a multiple of the group size.
+        """
+        if self._options is None:
+            return
+        from speculate.backends.kv import RewindableKVCache
+
         for layer, cache in enumerate(self._caches):
-            if isinstance(cache, RewindableKVCache):
-                packed = quantize(cache, self._options.group_size, self._options.bits)
-                self._caches[layer] = packed
-                if group is not None:
-                    group.replace(layer, packed)
+            if isinstance(cache, RewindableKVCache) and cache.keys is not None:
+                width, size = cache.keys.shape[-1], self._options.group_size
+                if width % size:
+                    raise OptionError(
+                        f"kv_group_size={size} does not divide the {width} numbers of a row in "
+                        f"layer {layer}: use a smaller group"
+                    )
+
+    def replace(self, layer: int, cache: Rollbackable) -> None:
+        """Put another cache of the same length in the place of a layer's."""
+        self._caches[layer] = cache
+        if self._group is not None:
+            self._group.replace(layer, cache)
 
     def room(self) -> int | None:
         """Drafts that the next block may hold so that it ends where rows get quantised."""

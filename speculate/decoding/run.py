@@ -200,6 +200,7 @@ class Run:
         self._kept, self.unfed = block, newest
         if commit is not None:
             self.committed += 1 + drafts
+            self._target.quantize()
             self._setup.tell(commit)
 
     def _feed_newest(self) -> None:
@@ -209,6 +210,7 @@ class Run:
         commit = self._target.feed(self._unfed())
         self.unfed = None
         self.committed += 1
+        self._target.quantize()
         self._setup.tell(commit)
 
     def _observe(self) -> None:

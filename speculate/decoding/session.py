@@ -37,10 +37,20 @@ class KnownText:
             caches: A caller's list, before the loan.
             told: Tokens in it, as far as the caches can tell; 0 if they cannot.
         """
+        # A recurrent state alone cannot tell how long its text is.
+        fits = told == self._length or (told == 0 and not any(map(_tells, caches)))
         same = len(caches) == len(self._caches) and all(
             ref() is cache for ref, cache in zip(self._caches, caches, strict=True)
         )
-        return self._length if same and told in (0, self._length) else None
+        return self._length if same and fits else None
+
+
+def _tells(cache: object) -> bool:
+    """Whether a cache knows how many tokens it was fed."""
+    # Costs an import of mlx-lm, which whoever has such caches has paid for already.
+    from speculate.backends.adoption import tells_length
+
+    return tells_length(cache)
 
 
 @final
@@ -81,8 +91,7 @@ class Session:
             self._run.start(prompt, position, history)
         except BaseException:
             # The target went back to where it was; so do they.
-            for proposer in self._setup.strategy.proposers:
-                proposer.begin(position)
+            self._setup.begin_again(position)
             raise
 
     def next(self) -> Token:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import final
 
 import attrs
@@ -70,6 +71,15 @@ class Setup:
         """Let every proposer know what the text is, whoever drafted."""
         for proposer in self.strategy.proposers:
             proposer.commit(commit)
+
+    def begin_again(self, position: int) -> None:
+        """Have every proposer forget a text that was given up.
+
+        One that fails is at another position than its text, and begins again next time.
+        """
+        for proposer in self.strategy.proposers:
+            with suppress(Exception):
+                proposer.begin(position)
 
     def settle(self) -> None:
         """Have every proposer leave its caches at the committed text.

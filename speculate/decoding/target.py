@@ -36,6 +36,7 @@ class Target:
     def prefill(self, prompt: Sequence[int]) -> None:
         """Feed all of the prompt but its last token. Nothing of it can be taken back."""
         prefill(self._setup, self._caches, self._quantizer, prompt)
+        self._quantizer.check()
 
     def start(self) -> None:
         """Record from here on."""
@@ -92,6 +93,9 @@ class Target:
         count = tokens.shape[0]
         self._group.apply_keep(count, self._group.plan_keep(count))
         self._setup.sampler.keep(tokens)
+
+    def quantize(self) -> None:
+        """Quantise rows where that is due now that a block was kept."""
         self._quantizer.apply()
 
     def room(self) -> int | None:

@@ -133,6 +133,7 @@ class DraftModel:
         if group is None:
             raise SpeculateError("the draft model's make_cache returned caches without a group")
         self._cache, self._group = cache, group
+        self._group.stop()
         self._group.start()
 
     def _undo_prefill(self) -> None:

@@ -110,7 +110,7 @@ class MTPChain:
         """Take in every row whose token is known; the newest hidden state still waits."""
         hidden = mx.concatenate(self._hidden, axis=1)
         self._step(hidden[:, :-1], mx.concatenate(self._tokens))
-        self._group.start()
+        self._group.mark()
         self._hidden, self._tokens = [mx.contiguous(hidden[:, -1:])], []
         mx.async_eval(self._arrays(), self._hidden)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Final, Literal, final
 
 import attrs
@@ -43,6 +42,7 @@ PLACES: Final = (
     "progress",
     "most likely",
 )
+MOST_LIKELY: Final = greedy.most_likely
 OWN: Final = {"draft": ("draft", "draft done"), "head": ("head", "head done")}
 
 
@@ -93,16 +93,12 @@ def build(name: str, kind: Kind, draft: str, ticker: Ticker, patch: pytest.Monke
 
 def _watch_choices(ticker: Ticker, patch: pytest.MonkeyPatch) -> None:
     """Every choice of a token, of the target's or of a draft, goes through one function."""
-    choose: Callable[[mx.array], mx.array] = WATCHED_CHOICE
 
     def watched(logits: mx.array) -> mx.array:
         ticker("most likely")
-        return choose(logits)
+        return MOST_LIKELY(logits)
 
     patch.setattr(greedy, "most_likely", watched)
-
-
-WATCHED_CHOICE: Final = greedy.most_likely
 
 
 def calls(name: str, kind: Kind, draft: str, patch: pytest.MonkeyPatch) -> Counter[str]:

@@ -209,11 +209,11 @@ def test_a_text_closed_early_does_not_disturb_the_next() -> None:
 
 @pytest.mark.parametrize("padding", [-2, 2])
 def test_a_draft_whose_vocabulary_is_padded_otherwise_loses_no_acceptance(padding: int) -> None:
-    """The noise of a token is its own, whatever columns stand beside it."""
+    """A token's noise is its own, whatever stands beside it, and padding is never drafted."""
     width = 16
     logits = table(3, width)
     logits[:, 14:] = -1e9
-    padded = mx.pad(to_mx(logits), [(0, 2), (0, 2)], constant_values=-1e9)
+    padded = mx.pad(to_mx(logits), [(0, 2), (0, 2)], constant_values=9.0)
     target = TableModel(to_mx(logits))
     draft = TableModel(padded[:, : width + padding])
     decoder = Decoder(target, Fixed(DraftModel(draft), 4), Sampling(temperature=1.0, seed=1))

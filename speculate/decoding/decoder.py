@@ -40,7 +40,8 @@ class Decoder:
     Args:
         model: The target, from `speculate.load` or `speculate.adapt`.
         strategy: Who drafts, and how much. By default the model's own head at depth 1,
-            or nobody where it has none.
+            or nobody where it has none. Give each decoder proposers of its own: one that
+            serves two in turn may draft behind the wrong text, which costs acceptance.
         sampling: How tokens are chosen: options, or a sampler of mlx-lm. Greedy by default.
         logits_processors: Called as in mlx-lm, `(tokens, logits) -> logits`, with the whole
             text so far and once for each emitted token. Objects need a `fork` method

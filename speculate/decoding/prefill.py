@@ -23,6 +23,7 @@ def prefill(
     go_back = [cache.checkpoint() for cache in caches]
     try:
         _feed(setup, caches, quantizer, prompt)
+        quantizer.check()
     except BaseException:
         for layer, plain in enumerate(before):
             if caches[layer] is not plain:

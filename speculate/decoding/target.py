@@ -36,7 +36,6 @@ class Target:
     def prefill(self, prompt: Sequence[int]) -> None:
         """Feed all of the prompt but its last token. Nothing of it can be taken back."""
         prefill(self._setup, self._caches, self._quantizer, prompt)
-        self._quantizer.check()
 
     def start(self) -> None:
         """Record from here on."""

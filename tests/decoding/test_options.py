@@ -152,16 +152,16 @@ def test_rows_that_cannot_be_quantised_are_found_out_before_the_first_token(
 
 
 def test_a_refusal_leaves_the_text_before_it_alone() -> None:
-    model = kit.get("dense").model
+    model = kit.get(WIDE).model
     decoder = Decoder(model, Off(), **four_bits(5000))
-    first = kit.stock_caches("dense")
+    first = kit.stock_caches(WIDE)
     tokens = list(decoder.generate(kit.PROMPT, 4, first))
     windows = cast("list[object]", [RotatingKVCache(8) for _ in first])
     with pytest.raises(OptionError):
         list(decoder.generate(kit.SECOND, 4, windows))
-    kit.check_holds("dense", first, [*kit.PROMPT, *kit.ids_of(tokens)])
+    kit.check_holds(WIDE, first, [*kit.PROMPT, *kit.ids_of(tokens)])
     second = list(decoder.generate(kit.SECOND, 4, first))
-    kit.check_tokens("dense", [*kit.PROMPT, *kit.ids_of(tokens), *kit.SECOND], second)
+    kit.check_tokens(WIDE, [*kit.PROMPT, *kit.ids_of(tokens), *kit.SECOND], second)
 
 
 # A bounded cache: the first rows stay, and a window slides over the rest.

@@ -98,7 +98,7 @@ def test_a_model_loaded_twice_shares_nothing() -> None:
     assert after != expected
 
 
-@pytest.mark.parametrize("between", [3, 6, 9], ids=["shorter", "as long", "longer"])
+@pytest.mark.parametrize("between", [3, 9], ids=["shorter", "longer"])
 @pytest.mark.parametrize("kind", ["draft", "head"])
 def test_one_proposer_serves_two_decoders_one_after_the_other(kind: str, between: int) -> None:
     model = with_head("qwen3_5").model

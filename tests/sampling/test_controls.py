@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import attrs
+import numpy as np
 import pytest
 
-from speculate.sampling.options import Sampling
+from speculate.sampling.options import MODES, Mode, Sampling
 from tests.sampling import controls
 from tests.sampling.batched import Setting, decode
 from tests.sampling.laws import CHANCE, joint, p_value
@@ -67,6 +69,25 @@ def test_a_biased_rule_is_refused_by_its_text(
     wrong: type[controls.PlainRejection], setting: Setting
 ) -> None:
     assert p_of_text(attrs.evolve(setting, rule=wrong)) < CHANCE
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_greedy_drafter_does_not_tilt_the_text(mode: Mode) -> None:
+    """With its softmax taken for its law the text would be 2 in 5, 3 in 5 and never."""
+    p, q = np.log([0.5, 0.3, 0.2]), np.log([0.2, 0.5, 0.3])
+    setting = Setting(
+        sampling=Sampling(temperature=1.0, mode=mode),
+        depth=1,
+        drafter="greedy",
+        target=np.stack([p] * 3),
+        drafts=np.stack([q] * 3),
+        start=2,
+    )
+    assert p_of_text(setting) > CHANCE
+    wrong = attrs.evolve(setting, drafter="sampled", rule=controls.SoftLawOfGreedyDrafts)
+    found = Counter(outcome[0] for outcome in decode(wrong, SEEDS).round(0))
+    assert abs(found[0] / SEEDS - 0.4) < 0.05
+    assert found[2] == 0
 
 
 def test_a_bonus_token_from_the_wrong_row_is_refused() -> None:

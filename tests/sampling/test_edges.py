@@ -153,6 +153,20 @@ def test_nearly_equal_laws_never_emit_what_has_no_chance(mode: Mode) -> None:
         assert max(emitted(*decide(judge, target, close))) < 500
 
 
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+def test_where_rounding_leaves_nothing_the_target_s_own_law_is_drawn_from(mode: Mode) -> None:
+    target = mx.array([[-mx.inf, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    # Larger than the target's law everywhere, as rounding makes it, only more so.
+    one = mx.log(mx.array([[0.0, 0.7, 0.7]]))
+    after: list[int] = []
+    for seed in range(60):
+        judge = sampler(Sampling(temperature=1.0, mode=mode), seed)
+        draft = Draft(mx.array([1], dtype=mx.uint32), [one])
+        tokens = emitted(draft, judge.verify(mx.array([3], dtype=mx.uint32), draft, target))
+        after += tokens if len(tokens) == 1 else []
+    assert set(after) == {1, 2}
+
+
 @pytest.mark.parametrize("wider", [-276, 276])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_draft_law_of_another_width_is_understood(mode: Mode, wider: int) -> None:

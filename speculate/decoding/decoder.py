@@ -9,7 +9,13 @@ from typing import Final, final
 import attrs
 import mlx.core as mx
 
-from speculate.decoding.inputs import check_list, check_names, checked_prompt
+from speculate.decoding.inputs import (
+    check_list,
+    check_names,
+    checked_ids,
+    checked_prompt,
+    checked_stops,
+)
 from speculate.decoding.loan import Loan
 from speculate.decoding.run import Run
 from speculate.decoding.session import KnownText, Session
@@ -81,6 +87,8 @@ class Decoder:
         if strategy is None:
             strategy = Off() if model.head is None else Fixed(MTPChain(), depth=1)
         kv = None if kv_bits is None else KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
+        if isinstance(sampling, Sampling):
+            sampling.check_ids(model.vocab_size)
         self._choosing = Choosing(sampling or Sampling(), logits_processors)
         self._setup = Setup(
             model=model,
@@ -145,16 +153,16 @@ class Decoder:
             OptionError: `max_tokens` is below -1, or the options do not fit the model.
             DecoderBusyError: Another text of this decoder is not finished.
         """
-        ids = checked_prompt(prompt, self._setup.model.vocab_size)
+        ids = checked_prompt(prompt, size := self._setup.model.vocab_size)
         if max_tokens < -1:
             raise OptionError(f"max_tokens must be at least -1 (no limit), got {max_tokens}")
         check_list(prompt_cache)
         self._refuse_if_busy()
-        stops = frozenset(stop_tokens) | self._setup.model.eos_token_ids
+        stops = checked_stops(stop_tokens) | self._setup.model.eos_token_ids
         limit = None if max_tokens == -1 else max_tokens
         if prompt_cache is None:
             prompt_cache = list(self._setup.model.make_cache(self._setup.max_kv_size))
-        return self._generate(ids, limit, prompt_cache, stops, list(history))
+        return self._generate(ids, limit, prompt_cache, stops, checked_ids(history, size))
 
     def settle(self) -> None:
         """In the middle of a run: bring the prompt cache to prompt and emitted tokens.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Collection, Sequence
 
 import mlx.core as mx
 
@@ -34,16 +35,41 @@ def checked_prompt(prompt: Sequence[int] | mx.array, vocab_size: int) -> list[in
         raise PromptError(
             f"a prompt is one row of ids, (T,) integers, got {prompt.shape} {prompt.dtype}"
         )
-    ids = to_ints(prompt) if isinstance(prompt, mx.array) else [int(id_) for id_ in prompt]
+    ids = checked_ids(to_ints(prompt) if isinstance(prompt, mx.array) else prompt, vocab_size)
     if not ids:
         raise PromptError("the prompt is empty: give at least one token id")
-    wrong = next((id_ for id_ in ids if not 0 <= id_ < vocab_size), None)
+    return ids
+
+
+def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+    """Ids on the host, all of them the model's: MLX does not check what it looks up.
+
+    Raises:
+        PromptError: One is no integer, or out of range.
+    """
+    try:
+        plain = [operator.index(id_) for id_ in ids]
+    except TypeError as error:
+        raise PromptError(f"ids are integers, and {error}: encode text first") from error
+    wrong = next((id_ for id_ in plain if not 0 <= id_ < vocab_size), None)
     if wrong is not None:
         raise PromptError(
             f"prompt id {wrong} is not among the model's {vocab_size}: the tokenizer is "
             "probably another model's"
         )
-    return ids
+    return plain
+
+
+def checked_stops(stop_tokens: Collection[int]) -> frozenset[int]:
+    """Stop tokens as plain integers, also where they come in an array.
+
+    Raises:
+        OptionError: They are not ids.
+    """
+    try:
+        return frozenset(int(token) for token in stop_tokens)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"stop_tokens must be token ids, got {stop_tokens!r}") from error
 
 
 def check_list(prompt_cache: object) -> None:

@@ -60,8 +60,10 @@ class Run:
         self._kept: Block | None = None  # the newest block that is text
         self._unobserved: Block | None = None  # what the strategy has not heard of yet
         self._newest = 0
+        self._text: list[int] = []  # from where the target began to be fed
         self.unfed: int | None = None
         self.committed = 0
+        self._base = 0
         self.finished = max_tokens == 0
 
     def start(self, prompt: Sequence[int], position: int, history: Sequence[int]) -> None:
@@ -72,6 +74,7 @@ class Run:
             position: Position in the text of its first.
             history: Ids of earlier turns, for processors.
         """
+        self._text = list(prompt)
         self._target.prefill(prompt)
         before = [*history, *prompt[:-1]]
         self._setup.sampler.begin(before, position + len(prompt) - 1, self._stop_tokens)
@@ -95,6 +98,7 @@ class Run:
             mx.clear_cache()
         token = self._ready.popleft()
         self._newest = token.id
+        self._text.append(token.id)
         if self._block is None:
             self.unfed = token.id
         self._given += 1
@@ -118,6 +122,7 @@ class Run:
     def resume(self, loan: Loan) -> None:
         """Go on with the same text on the caches of `loan`, which hold it."""
         self._target = Target(self._setup, loan)
+        self._base, self._text = self.committed, []
         self._target.start()
         self._active = True
 
@@ -138,11 +143,22 @@ class Run:
             self._feed_rest()
 
     def _feed_rest(self) -> None:
-        """Bring the caches to the emitted text, of which all but the newest is kept."""
+        """Bring the caches to the emitted text, whatever they hold of it.
+
+        What they say counts, and not what was noted: an interrupt may have come between.
+        """
         try:
-            self._feed_newest()
+            self._target.restore()
+            missing = self._text[self._target.fed() :]
+            if missing:
+                self.unfed = missing[-1]
+                commit = self._target.feed(mx.array(missing, dtype=mx.uint32))
+                self.unfed = None
+                self._target.quantize()
+                self._setup.tell(commit)
             self._target.feed_owed()
         finally:
+            self.committed = self._base + self._target.fed()
             self._stop()
 
     def _stop(self) -> None:

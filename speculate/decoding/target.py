@@ -29,6 +29,7 @@ class Target:
     def __init__(self, setup: Setup, loan: Loan) -> None:
         self._setup = setup
         self._caches = loan.caches
+        self._start = loan.length()
         group = group_of(loan.caches)
         self._group = CacheGroup(loan.caches) if group is None else group
         self._quantizer = Quantizer(setup.kv, loan.caches)
@@ -53,7 +54,10 @@ class Target:
     def forward(self, newest: mx.array, draft: Draft, plan: Plan) -> Block:
         """Feed the newest token `(1,)` and a draft behind it."""
         newest = newest.astype(mx.uint32)
-        draft = Draft(draft.tokens.astype(mx.uint32), draft.laws)
+        # MLX does not check the ids that it looks up: one out of range must not crash the
+        # process. Clamped it is as wrong as before, and falls.
+        most = self._setup.model.vocab_size - 1
+        draft = Draft(mx.minimum(draft.tokens.astype(mx.uint32), most), draft.laws)
         fed = mx.concatenate([newest, draft.tokens])[None]
         out = self._setup.model.forward(fed, self._caches)
         decision = self._setup.sampler.verify(newest, draft, out.logits[0])
@@ -65,11 +69,17 @@ class Target:
         mx.async_eval(block.results(), self._arrays())
         return block
 
-    def feed(self, newest: mx.array) -> Commit:
-        """Feed the newest token `(1,)` as the last: its logits are never computed."""
-        out = self._setup.model.forward(newest[None], self._caches)
-        self._keep(newest)
-        return Commit(newest, out.hidden)
+    def feed(self, tokens: mx.array) -> Commit:
+        """Feed tokens `(m,)` that are text already: their logits are never computed."""
+        out = self._setup.model.forward(tokens[None], self._caches)
+        self._keep(tokens)
+        return Commit(tokens, out.hidden)
+
+    def fed(self) -> int:
+        """Tokens that are text and were fed since this was made, owed ones included."""
+        owed = self._group.owed()
+        length = max(cache.length() for cache in self._caches)
+        return length - self._start + (0 if owed is None else owed.shape[1])
 
     def evaluate(self, block: Block) -> None:
         """Wait for a block. The round's one synchronisation."""

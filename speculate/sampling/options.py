@@ -65,8 +65,8 @@ class Sampling:
 
     def __attrs_post_init__(self) -> None:
         _require(
-            0 <= self.temperature < math.inf,
-            "temperature must not be negative, and be finite",
+            self.temperature == 0 or 1e-6 <= self.temperature < math.inf,
+            "temperature must be 0 or from 1e-6 up",
             self.temperature,
         )
         _require(0 <= self.top_p <= 1, "top_p must be from 0 to 1", self.top_p)
@@ -95,6 +95,15 @@ class Sampling:
             size: int = getattr(self, f"{name}_context_size")
             _require(size >= 1, f"{name}_context_size must be at least 1", size)
         _require(self.mode in MODES, f"mode must be one of {', '.join(MODES)}", self.mode)
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Refuse ids that a model does not have: MLX would write outside of its arrays.
+
+        Raises:
+            OptionError: Names the first such id.
+        """
+        for id_ in (*self.xtc_special_tokens, *(self.logit_bias or ())):
+            _require(0 <= id_ < vocab_size, f"ids must be from 0 to {vocab_size - 1}", id_)
 
 
 def _require(holds: bool, what: str, value: object) -> None:

@@ -150,7 +150,7 @@ def test_a_head_for_a_model_in_memory(tmp_path: Path) -> None:
     head = sp.load_mtp_head(folder, stock)
     model = sp.adapt(stock, head=head, eos_token_ids=[5])
     assert model.head is head
-    again = sp.adapt(model, vocabulary={"a": 1})  # type: ignore[arg-type]  # an adapter is one, too
+    again = sp.adapt(model, vocabulary={"a": 1})  # an adapter is one, too
     assert again.head is head
     assert again.eos_token_ids == {5}
     assert again.vocabulary == {"a": 1}

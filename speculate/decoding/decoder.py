@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Final, final
+from typing import Final, cast, final
 
 import attrs
 import mlx.core as mx
@@ -24,7 +24,7 @@ from speculate.decoding.stats import Stats
 from speculate.decoding.token import Token
 from speculate.errors import DecoderBusyError, OptionError
 from speculate.proposers.mtp_chain import MTPChain
-from speculate.protocols import Observer, SpeculativeModel, Strategy
+from speculate.protocols import Observer, Rollbackable, SpeculativeModel, Strategy
 from speculate.sampling.callables import SamplerCallable
 from speculate.sampling.choosing import Choosing
 from speculate.sampling.options import Sampling
@@ -128,7 +128,7 @@ class Decoder:
         self,
         prompt: Sequence[int] | mx.array,
         max_tokens: int = 256,
-        prompt_cache: list[object] | None = None,
+        prompt_cache: list[object] | list[Rollbackable] | None = None,
         stop_tokens: Collection[int] = (),
         *,
         history: Sequence[int] = (),
@@ -162,7 +162,9 @@ class Decoder:
         limit = None if max_tokens == -1 else max_tokens
         if prompt_cache is None:
             prompt_cache = list(self._setup.model.make_cache(self._setup.max_kv_size))
-        return self._generate(ids, limit, prompt_cache, stops, checked_ids(history, size))
+        # Its type is what is in it when the generator has ended: mlx-lm's caches.
+        cache = cast("list[object]", prompt_cache)
+        return self._generate(ids, limit, cache, stops, checked_ids(history, size))
 
     def settle(self) -> None:
         """In the middle of a run: bring the prompt cache to prompt and emitted tokens.

@@ -10,7 +10,7 @@ from speculate.protocols import MTPHead, SpeculativeModel, StockModel
 
 
 def adapt(
-    stock_model: StockModel,
+    stock_model: StockModel | SpeculativeModel,
     *,
     head: MTPHead | None = None,
     eos_token_ids: Iterable[int] = (),
@@ -38,9 +38,9 @@ def adapt(
         head = known.head if head is None else head
         stop = stop or known.eos_token_ids
         vocabulary = known.vocabulary if vocabulary is None else vocabulary
-        stock_model = known.stock
-    factory = adapter_for(stock_model)
-    return factory(stock_model, head=head, eos_token_ids=stop, vocabulary=vocabulary)
+    stock = stock_of(stock_model)
+    factory = adapter_for(stock)
+    return factory(stock, head=head, eos_token_ids=stop, vocabulary=vocabulary)
 
 
 def stock_of(model: SpeculativeModel | StockModel) -> StockModel:

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from speculate.decoding.decoder import Decoder
 from speculate.decoding.token import Token
 from speculate.errors import OptionError
-from speculate.protocols import Observer, SpeculativeModel, Strategy
+from speculate.protocols import Observer, Rollbackable, SpeculativeModel, Strategy
 from speculate.sampling.options import Sampling
 from speculate.text.prompt import Prompt, encode
 from speculate.text.stops import StopStrings
@@ -49,7 +49,7 @@ def stream_generate(
     max_tokens: int = 256,
     stop: str | Sequence[str] = (),
     chat_template: bool = False,
-    prompt_cache: list[object] | None = None,
+    prompt_cache: list[object] | list[Rollbackable] | None = None,
     **options: Unpack[DecoderOptions],
 ) -> Generator[GenerationResponse, None, None]:
     """Generate text token by token, as mlx-lm's function of this name does.
@@ -101,7 +101,7 @@ def generate(
     max_tokens: int = 256,
     stop: str | Sequence[str] = (),
     chat_template: bool = False,
-    prompt_cache: list[object] | None = None,
+    prompt_cache: list[object] | list[Rollbackable] | None = None,
     verbose: bool = False,
     **options: Unpack[DecoderOptions],
 ) -> str:

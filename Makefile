@@ -16,7 +16,7 @@ demo: $(READY)  ## decode with the bundled model, with and without speculation
 	$(BIN)/python -m speculate.cli.demo
 
 test: $(READY)  ## run the tests, without the long ones
-	$(BIN)/python -m pytest -q -m "not soak"
+	$(BIN)/python -m pytest -q -n auto -m "not soak"
 
 soak: $(READY)  ## run the long randomised tests
 	$(BIN)/python -m pytest -m soak

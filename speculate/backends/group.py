@@ -59,6 +59,11 @@ class CacheGroup:
             RewindError: Names the first layer that cannot take `n` tokens back.
         """
         length = asking.length()
+        if self._base is not None and n > 0:
+            pairs = zip(self.members(), self._base, strict=True)
+            fed = next((length - base for member, base in pairs if member is asking), n)
+            if n > fed:
+                raise RewindError(f"cannot take back {n} tokens: {fed} since the kept point")
         for index, member in enumerate(self.members()):
             if member.length() == length and not member.can_trim(n):
                 raise RewindError(
@@ -94,6 +99,7 @@ class CacheGroup:
             return
         writers = [writer for ref in self._writers if (writer := ref()) is not None]
         before = [member.length() for member in self.members()]
+        self._cut()
         for writer in writers:
             writer.open_block()
         owed = self.owed()
@@ -142,7 +148,13 @@ class CacheGroup:
 
     def fed(self) -> int:
         """Tokens fed since the kept point, without those fed again because they were owed."""
+        self._cut()
         return self._ledger.fed()
+
+    def _cut(self) -> None:
+        """Forget tokens that `trim` took back behind the window's back."""
+        if self._base is not None:
+            self._ledger.cut(max(self._fed_by_member(), default=0))
 
     def owed(self) -> mx.array | None:
         """Tokens `(1, m)` that the next forward feeds in front of its own."""

@@ -26,6 +26,11 @@ class Ledger:
         """Blocks `(1, T)` as they are fed, the owed tokens in front of the first."""
         self._log.append(fed)
 
+    def cut(self, landed: int) -> None:
+        """Only the first `landed` of the tokens are still in the caches."""
+        if self._log and sum(block.shape[1] for block in self._log) > landed:
+            self._log = [mx.concatenate(self._log, axis=1)[:, :landed]] if landed else []
+
     def forget(self) -> None:
         """What was fed is text now, or was taken back."""
         self._log = []

@@ -9,6 +9,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 
 from speculate.backends.kv import RewindableKVCache
 from speculate.backends.offset import TrimsByOffset
+from speculate.errors import OptionError
 
 Packed = tuple[mx.array, mx.array, mx.array]
 """Quantised rows, with their scales and biases."""
@@ -46,6 +47,8 @@ class RewindableQuantizedKVCache(TrimsByOffset, QuantizedKVCache):
 
 def quantize(cache: RewindableKVCache, group_size: int, bits: int) -> RewindableQuantizedKVCache:
     """A cache with the same rows quantised, as mlx-lm does it. `cache` stays as it is."""
+    if cache.rows() != cache.offset:
+        raise OptionError("a cache that starts late cannot be quantised: leave kv_bits out")
     packed = RewindableQuantizedKVCache(group_size, bits)
     if cache.keys is not None and cache.values is not None:
         packed.keys = mx.quantize(cache.keys, group_size=group_size, bits=bits)

@@ -49,7 +49,13 @@ WITH_HEAD: Final = {"qwen3_5", "qwen3_next", "qwen3_5_wrapped", "qwen3_5_moe"}
 NAMES: Final = (
     *(f"mtp {depth}" for depth in DEPTHS),
     *(f"cousin {depth}" for depth in DEPTHS),
-    *("twin 4", "stranger 3", "right 5", "wrong 5", "wrong by turns 4", "switching", "nobody"),
+    "twin 4",
+    "stranger 3",
+    "right 5",
+    "wrong 5",
+    "wrong by turns 4",
+    "switching",
+    "nobody",
 )
 """Who drafts, and how much."""
 

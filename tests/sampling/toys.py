@@ -12,8 +12,15 @@ from mlx_lm.models.cache import KVCache
 from speculate.backends.adoption import adopt
 from speculate.backends.joining import group_of, join
 from speculate.backends.kv import RewindableKVCache
-from speculate.protocols import Choose, Commit, Draft, Forward, MTPHead, Rollbackable
-from speculate.protocols import SpeculativeModel as Target
+from speculate.protocols import (
+    Choose,
+    Commit,
+    Draft,
+    Forward,
+    MTPHead,
+    Rollbackable,
+    SpeculativeModel,
+)
 from tests.sampling.laws import Floats
 
 VOCAB: Final = 8
@@ -136,7 +143,7 @@ class LookupProposer:
         self._after = mx.array(list(after), dtype=mx.uint32)
         self._position = 0
 
-    def attach(self, target: Target, /) -> None:
+    def attach(self, target: SpeculativeModel, /) -> None:
         """Drafts for any model."""
 
     def begin(self, position: int, /) -> None:

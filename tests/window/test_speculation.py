@@ -191,6 +191,22 @@ def test_a_trim_inside_of_a_window_does_not_reach_behind_its_kept_point(family: 
     assert_same(holding(caches), before, "left")
 
 
+@pytest.mark.parametrize("family", ALL)
+def test_a_list_is_in_one_window_at_a_time(family: str) -> None:
+    caches = cold(model(family), TEXT)[1]
+    before = holding(caches)
+    with speculation(caches) as window:
+        feed(model(family), caches, ids(2, seed=2))
+        with pytest.raises(SpeculateError), speculation(caches):
+            raise AssertionError
+        assert window.fed() == 2
+        window.keep(0)
+        assert_same(holding(caches), before, "the first window goes on")
+        with pytest.raises(SpeculateError), speculation(cold(model(family), TEXT)[1], caches):
+            raise AssertionError
+    assert_same(holding(caches), before, "left")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_trim_inside_of_a_window_counts(family: str) -> None:
     caches = cold(model(family), TEXT)[1]

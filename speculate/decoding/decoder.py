@@ -12,6 +12,7 @@ import mlx.core as mx
 from speculate.decoding.inputs import (
     check_list,
     check_names,
+    check_strategy,
     checked_ids,
     checked_prompt,
     checked_stops,
@@ -86,6 +87,7 @@ class Decoder:
     ) -> None:
         if strategy is None:
             strategy = Off() if model.head is None else Fixed(MTPChain(), depth=1)
+        check_strategy(strategy)
         kv = None if kv_bits is None else KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
         if isinstance(sampling, Sampling):
             sampling.check_ids(model.vocab_size)

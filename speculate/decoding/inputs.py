@@ -12,6 +12,18 @@ from speculate.errors import OptionError, PromptError
 from speculate.protocols import Strategy
 
 
+def check_strategy(strategy: object) -> None:
+    """Refuse what is no strategy, a bare proposer above all.
+
+    Raises:
+        OptionError: It is none.
+    """
+    if not isinstance(strategy, Strategy):
+        raise OptionError(
+            f"{type(strategy).__name__} is no strategy: give one, as Fixed(proposer, depth=3)"
+        )
+
+
 def check_names(strategy: Strategy) -> None:
     """Refuse proposers that the counters could not tell apart.
 

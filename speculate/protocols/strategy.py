@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import attrs
-from typing_extensions import Protocol
+from typing_extensions import Protocol, runtime_checkable
 
 from speculate.protocols.proposer import Proposer
 
@@ -44,6 +44,7 @@ class Round:
     cut: bool
 
 
+@runtime_checkable
 class Strategy(Protocol):
     """Decides before each round. Pure host code: never touches an array."""
 

@@ -16,7 +16,7 @@ from tests.decoding.watched import WatchedModel, WatchedProposer
 BUDGETS = product((*kit.PROMISED, "lfm2"), range(1, 13), range(6), (None, 0, 1, "each"))
 
 
-@pytest.mark.parametrize("case", kit.sampled(BUDGETS, 28))
+@pytest.mark.parametrize("case", kit.sampled(BUDGETS, 24))
 def test_the_cache_ends_with_prompt_and_emitted_tokens(case: tuple[str, int, int, object]) -> None:
     name, count, depth, wrong = case
     proposer = kit.scripted(name, kit.PROMPT, 20, kit.always(wrong))
@@ -75,7 +75,7 @@ def test_without_a_limit_the_text_goes_on_until_it_is_closed(name: str, depth: i
 # A stop token.
 
 
-@pytest.mark.parametrize("case", kit.sampled(product((*kit.PROMISED, "lfm2"), range(10)), 14))
+@pytest.mark.parametrize("case", kit.sampled(product((*kit.PROMISED, "lfm2"), range(10)), 12))
 def test_nothing_comes_after_a_stop_token_anywhere_in_a_block(case: tuple[str, int]) -> None:
     name, index = case
     prompt = kit.distinct(name, 10)

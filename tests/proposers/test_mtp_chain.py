@@ -49,9 +49,9 @@ def test_drafts_after_a_pause_are_those_of_a_head_that_took_in_everything(
     check_head(tiny, [*prompt, *kit.ids_of(tokens)], watched)
 
 
-@pytest.mark.parametrize("depth", range(1, 6))
-@pytest.mark.parametrize("name", kit.PROMISED)
-def test_a_head_that_is_right_is_accepted_at_every_depth(name: str, depth: int) -> None:
+@pytest.mark.parametrize("case", kit.sampled(product(kit.PROMISED, range(1, 6)), 8))
+def test_a_head_that_is_right_is_accepted_at_every_depth(case: tuple[str, int]) -> None:
+    name, depth = case
     tiny, _ = with_knowing_head(name, [*kit.PROMPT, *kit.truth(name, kit.PROMPT, 20)])
     decoder = Decoder(tiny.model, Fixed(MTPChain(), depth))
     tokens = list(decoder.generate(kit.PROMPT, 2 * (depth + 1)))

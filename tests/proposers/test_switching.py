@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Final
 
 import pytest
@@ -20,11 +21,13 @@ from tests.proposers.laws import check_draft_model, check_head
 NAME: Final = "qwen3_5"
 
 
-@pytest.mark.parametrize("draft", ["small_dense", "qwen3_5", "gpt_oss", "lfm2"])
-@pytest.mark.parametrize(
-    "plan", ["m3 d3 m1 d2", "d2 - - m4 - d1", "m2 m2 - d4 d4 -", "s4 m2 s4 d2 -"]
-)
-def test_what_each_drafts_does_not_depend_on_who_drafted_before(draft: str, plan: str) -> None:
+DRAFTS: Final = ("small_dense", "qwen3_5", "gpt_oss", "lfm2")
+PLANS: Final = ("m3 d3 m1 d2", "d2 - - m4 - d1", "m2 m2 - d4 d4 -", "s4 m2 s4 d2 -")
+
+
+@pytest.mark.parametrize("case", kit.sampled(product(DRAFTS, PLANS), 7))
+def test_what_each_drafts_does_not_depend_on_who_drafted_before(case: tuple[str, str]) -> None:
+    draft, plan = case
     model = with_head(NAME)
     text = [*kit.PROMPT, *kit.truth(NAME, kit.PROMPT, 22)]
     chain = WatchedProposer(MTPChain())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final, Literal, TypeVar, cast
+from typing import Final, Literal, cast
 from unittest import mock
 
 import attrs
@@ -31,7 +31,6 @@ from tests.sampling.toys import table, to_mx
 
 Drafter = Literal["sampled", "greedy", "lookup"]
 RuleMaker = Callable[[Sampling, int], Rule]
-ResultT = TypeVar("ResultT")
 
 HISTORY: Final = (1, 0, 1)
 """The prompt in front of the newest token. Penalties look back no further."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast, final
 
 import attrs
@@ -68,14 +69,18 @@ class Block:
             cut=cut,
         )
 
-    def commit(self, drafts_kept: int) -> Commit:
-        """What the proposers are told when `drafts_kept` of the drafts became text."""
-        name = self.proposer
-        verdict = None if name is None else Verdict(name, self.drafted, drafts_kept)
-        if drafts_kept == self.drafted:
-            return Commit(self.fed[0], self.out.hidden, verdict)
-        kept = 1 + drafts_kept
-        return Commit(self.fed[0, :kept], self.out.hidden[:, :kept], verdict)
+    def commit(self, ids: Sequence[int], newest: int | None) -> Commit:
+        """What the proposers are told when the block's first tokens became text.
+
+        Args:
+            ids: These tokens, on the host: the first one fed, and the drafts that stand.
+            newest: The token behind them, where it was emitted.
+        """
+        kept, name = len(ids), self.proposer
+        verdict = None if name is None else Verdict(name, self.drafted, kept - 1)
+        if kept == 1 + self.drafted:
+            return Commit(self.fed[0], self.out.hidden, verdict, ids, newest)
+        return Commit(self.fed[0, :kept], self.out.hidden[:, :kept], verdict, ids, newest)
 
 
 def to_ints(tokens: mx.array) -> list[int]:

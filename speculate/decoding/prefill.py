@@ -40,10 +40,11 @@ def _feed(
     last = len(prompt) - 1
     for start in range(0, last, setup.prefill_step_size):
         stop = min(start + setup.prefill_step_size, last)
-        chunk = mx.array(list(prompt[start:stop]), dtype=mx.uint32)
+        ids = list(prompt[start:stop])
+        chunk = mx.array(ids, dtype=mx.uint32)
         out = setup.model.forward(chunk[None], caches)
         quantizer.apply()
-        setup.tell(Commit(chunk, out.hidden))
+        setup.tell(Commit(chunk, out.hidden, ids=ids))
         mx.eval([cache.arrays() for cache in caches])
         setup.report(stop, len(prompt))
         mx.clear_cache()

@@ -152,7 +152,7 @@ class Run:
             missing = self._text[self._target.fed() :]
             if missing:
                 self.unfed = missing[-1]
-                commit = self._target.feed(mx.array(missing, dtype=mx.uint32))
+                commit = self._target.feed(missing)
                 self.unfed = None
                 self._target.quantize()
                 self._setup.tell(commit)
@@ -212,7 +212,12 @@ class Run:
             drafts: Of its drafts.
             newest: The token that was emitted behind them and is not fed.
         """
-        commit = None if block is self._kept else self._target.keep(block, drafts)
+        commit = None
+        if block is not self._kept:
+            start = self.committed - self._base
+            stop = start + 1 + drafts
+            behind = self._text[stop] if len(self._text) > stop else None
+            commit = self._target.keep(block, self._text[start:stop], behind)
         self._kept, self.unfed = block, newest
         if commit is not None:
             self.committed += 1 + drafts
@@ -223,7 +228,7 @@ class Run:
         """Feed the newest token alone, when no block will."""
         if self.unfed is None:
             return
-        commit = self._target.feed(self._unfed())
+        commit = self._target.feed([self.unfed])
         self.unfed = None
         self.committed += 1
         self._target.quantize()

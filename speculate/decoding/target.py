@@ -69,11 +69,12 @@ class Target:
         mx.async_eval(block.results(), self._arrays())
         return block
 
-    def feed(self, tokens: mx.array) -> Commit:
-        """Feed tokens `(m,)` that are text already: their logits are never computed."""
+    def feed(self, ids: Sequence[int]) -> Commit:
+        """Feed tokens that are text already: their logits are never computed."""
+        tokens = mx.array(list(ids), dtype=mx.uint32)
         out = self._setup.model.forward(tokens[None], self._caches)
         self._keep(tokens)
-        return Commit(tokens, out.hidden)
+        return Commit(tokens, out.hidden, ids=ids)
 
     def fed(self) -> int:
         """Tokens that are text and were fed since this was made, owed ones included."""
@@ -92,9 +93,15 @@ class Target:
             self._setup.model.forward(owed, self._caches)
             self._group.apply_keep(owed.shape[1], self._group.plan_keep(owed.shape[1]))
 
-    def keep(self, block: Block, drafts: int) -> Commit:
-        """Make a block's newest token and `drafts` of its drafts text; take the rest back."""
-        commit = block.commit(drafts)
+    def keep(self, block: Block, ids: Sequence[int], newest: int | None) -> Commit:
+        """Make a block's first tokens, `ids`, text; take the rest back.
+
+        Args:
+            block: What was fed.
+            ids: Its first token, and the drafts behind it that stand.
+            newest: The token behind them, where it was emitted.
+        """
+        commit = block.commit(ids, newest)
         self._keep(commit.tokens)
         return commit
 

@@ -1,6 +1,7 @@
 """What a proposer must do: guess the next tokens, and stay in step with the text."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import attrs
 import mlx.core as mx
@@ -64,11 +65,20 @@ class Commit:
         tokens: `(m,)` ids, in text order.
         hidden: `(1, m, width)`, the target's post-norm output of each.
         verdict: What became of this round's draft; `None` in prefill and where none was made.
+        newest: The id that was emitted behind them and is not consumed yet, where it is
+            known by now; `None` in prefill, and when the next step was launched ahead.
     """
 
     tokens: mx.array
     hidden: mx.array
     verdict: Verdict | None = None
+    _ids: Sequence[int] | None = None
+    newest: int | None = None
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The tokens on the host. A decoder has read them already; else this synchronises."""
+        return cast("list[int]", self.tokens.tolist()) if self._ids is None else self._ids
 
 
 class Proposer(Protocol):

@@ -1,0 +1,1 @@
+"""Measurements: what speculation costs and gains. Not part of the wheel."""

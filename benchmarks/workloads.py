@@ -1,0 +1,168 @@
+"""Named sets of prompts, and the texts that a target is made to emit after them.
+
+A small model neither copies nor changes its subject when asked to. So a request is a prompt
+and pieces of text: some are forced on the target, and between them it goes on as it likes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, Protocol, final
+
+import attrs
+
+from speculate.loading.demo import demo_folder
+
+TEXTS: Final = Path(__file__).parent / "data" / "texts"
+"""Cuts out of files that no bundled model was trained on."""
+
+REQUESTS: Final = 6
+LONG: Final = 512
+SHORT: Final = 320
+TURN: Final = 80
+"""Tokens that the target says by itself between two changes of subject."""
+
+
+class Encoder(Protocol):
+    """What is needed of a tokenizer."""
+
+    def encode(self, text: str, /) -> list[int]: ...
+
+
+@final
+@attrs.frozen
+class Piece:
+    """A part of an output: first what is forced, then what the target says by itself.
+
+    Attributes:
+        forced: Ids that the target is made to emit.
+        free: Tokens that it adds.
+    """
+
+    forced: tuple[int, ...] = ()
+    free: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens in all."""
+        return len(self.forced) + self.free
+
+
+@final
+@attrs.frozen
+class Request:
+    """A prompt and what is to come after it.
+
+    Attributes:
+        prompt: Ids.
+        pieces: The output, in order.
+        length: Tokens of it that are emitted; at most as many as the pieces have.
+    """
+
+    prompt: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    length: int
+
+    @property
+    def forced(self) -> tuple[int, ...] | None:
+        """The whole output, where all of it is forced."""
+        if any(piece.free for piece in self.pieces):
+            return None
+        return tuple(id_ for piece in self.pieces for id_ in piece.forced)[: self.length]
+
+
+def workloads(tokenizer: Encoder) -> dict[str, list[Request]]:
+    """All requests by workload: code, prose, copy, mixed and adversarial.
+
+    Args:
+        tokenizer: Of the bundled models.
+    """
+    makers: Mapping[str, Callable[[Encoder, int], Request]] = {
+        "code": _code,
+        "prose": _prose,
+        "copy": _copy,
+        "mixed": _mixed,
+        "adversarial": _adversarial,
+    }
+    return {
+        name: [make(tokenizer, index) for index in range(REQUESTS)] for name, make in makers.items()
+    }
+
+
+def _code(tokenizer: Encoder, index: int) -> Request:
+    prompts = _bundled("code")
+    return _spoken(tokenizer.encode(prompts[index]))
+
+
+def _prose(tokenizer: Encoder, index: int) -> Request:
+    prompts = _bundled("prose")
+    if index < len(prompts):
+        return _spoken(tokenizer.encode(prompts[index]))
+    return _spoken(tokenizer.encode(_text("prose", index))[:120])
+
+
+def _copy(tokenizer: Encoder, index: int) -> Request:
+    """The prompt's own text comes again, with a few words changed in every copy."""
+    passage = _text("code" if index % 2 else "prose", index)
+    prompt = tokenizer.encode(passage)[:SHORT]
+    edited = tokenizer.encode(_edited(passage, random.Random(index)))
+    return Request(tuple(prompt), (Piece(tuple(edited)),), min(SHORT, len(edited)))
+
+
+def _mixed(tokenizer: Encoder, index: int) -> Request:
+    """Code, prose, a copy of the code with edits, other prose, other code."""
+    code, prose = _text("code", index), _text("prose", index)
+    function = "\n".join(code.splitlines()[:8])
+    copied = tokenizer.encode("\n\n" + _edited(function, random.Random(index)))
+    start = "\n\n" + "\n".join(prose.splitlines()[:4])
+    other = "\n\n" + "\n".join(_text("code", index + 1).splitlines()[:3])
+    last = "\n\n" + "\n".join(_text("prose", index + 1).splitlines()[3:6])
+    pieces = (
+        Piece(free=TURN),
+        Piece(tuple(tokenizer.encode(start)), TURN),
+        Piece(tuple(copied), 0),
+        Piece(tuple(tokenizer.encode(other)), TURN),
+        Piece(tuple(tokenizer.encode(last)), LONG),
+    )
+    return Request(tuple(tokenizer.encode(function)), pieces, LONG)
+
+
+def _adversarial(tokenizer: Encoder, index: int) -> Request:
+    """Nothing that could be guessed: random ids, or the words of a text in random order."""
+    chance = random.Random(index)
+    text = _text("code" if index % 4 == 1 else "prose", index)
+    if index % 2:
+        words = text.split()
+        chance.shuffle(words)
+        output = tokenizer.encode(" ".join(words))
+    else:
+        output = [chance.randrange(1, 1024) for _ in range(SHORT)]
+    return Request(tuple(tokenizer.encode(text)[:96]), (Piece(tuple(output)),), SHORT)
+
+
+def _spoken(prompt: list[int]) -> Request:
+    return Request(tuple(prompt), (Piece(free=LONG),), LONG)
+
+
+def _edited(text: str, chance: random.Random) -> str:
+    """The text with one word in a dozen replaced by another of the same text."""
+    words = text.split(" ")
+    named = [index for index, word in enumerate(words) if word.strip(".,:()\n").isalpha()]
+    for index in chance.sample(named, len(named) // 12):
+        words[index] = words[chance.choice(named)]
+    return " ".join(words)
+
+
+def _text(kind: str, index: int) -> str:
+    return (TEXTS / f"{kind}_{index % REQUESTS + 1}.txt").read_text(encoding="utf-8")
+
+
+def _bundled(kind: str) -> list[str]:
+    folder = demo_folder("hybrid").parent / "prompts"
+    return [path.read_text(encoding="utf-8") for path in _sorted(folder, kind)]
+
+
+def _sorted(folder: Path, kind: str) -> Iterator[Path]:
+    return iter(sorted(folder.glob(f"{kind}_*.txt")))

@@ -12,6 +12,7 @@ from speculate.loading import load_demo as load_demo
 from speculate.loading import load_mtp_head as load_mtp_head
 from speculate.proposers.draft_model import DraftModel as DraftModel
 from speculate.proposers.mtp_chain import MTPChain as MTPChain
+from speculate.proposers.prompt_lookup import PromptLookup as PromptLookup
 from speculate.protocols import SpeculativeModel as SpeculativeModel
 from speculate.sampling.options import Sampling as Sampling
 from speculate.strategies.fixed import Fixed as Fixed

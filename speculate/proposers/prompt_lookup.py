@@ -1,0 +1,92 @@
+"""Drafts what followed the last time: in the prompt, or in what was generated since."""
+
+from __future__ import annotations
+
+from typing import cast, final
+
+import mlx.core as mx
+
+from speculate.errors import OptionError
+from speculate.proposers.ngram_index import NGramIndex
+from speculate.protocols import Choose, Commit, Draft, SpeculativeModel
+
+
+@final
+class PromptLookup:
+    """Drafts by lookup: finds the end of the text earlier in it, and copies what came then.
+
+    The longest end that occurred before counts, up to `max_ngram` tokens, and of several
+    occurrences the newest. A copy that reaches the end of the text goes on with itself, so
+    that a text which repeats is continued as often as asked for. Where not even the last
+    `min_ngram` tokens occurred before the draft is empty.
+
+    Needs no model and no head, and drafts for any target. Time for a token does not depend
+    on the length of the text.
+
+    Args:
+        max_ngram: Most tokens to look for.
+        min_ngram: Fewest tokens that must agree.
+        window: Search the newest tokens of the text only, so many; by default all of it.
+        name: Tells it apart from other lookups of the same strategy.
+
+    Raises:
+        OptionError: An option cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_ngram: int = 4,
+        min_ngram: int = 2,
+        window: int | None = None,
+        name: str = "lookup",
+    ) -> None:
+        _check(max_ngram, min_ngram, window)
+        self._name = name
+        self._index = NGramIndex(min_ngram, max_ngram, window)
+        self._unseen = 0
+        self._newest: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def attach(self, target: SpeculativeModel, /) -> None:
+        """Drafts for any model."""
+
+    def begin(self, position: int, /) -> None:
+        self._index.clear()
+        self._unseen, self._newest = position, None
+
+    def position(self) -> int:
+        return self._unseen + len(self._index.text)
+
+    def commit(self, commit: Commit, /) -> None:
+        for token in commit.ids:
+            self._index.append(token)
+        self._newest = commit.newest
+
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        # It was made from a number, so that reading it waits for nothing.
+        token = cast(int, newest.item()) if self._newest is None else self._newest
+        match = self._index.find(token)
+        if match is None:
+            return Draft(mx.zeros((0,), dtype=mx.uint32))
+        start = len(self._index.text) + 1 - match.distance
+        copy = [*self._index.text[start : start + limit], token]
+        copy *= -(-limit // len(copy))
+        return Draft(mx.array(copy[:limit], dtype=mx.uint32))
+
+    def settle(self) -> None:
+        self._newest = None
+
+
+def _check(max_ngram: int, min_ngram: int, window: int | None) -> None:
+    if min_ngram < 1:
+        raise OptionError(f"min_ngram must be at least 1, got {min_ngram}")
+    if max_ngram < min_ngram:
+        raise OptionError(f"max_ngram must be at least min_ngram, {min_ngram}; got {max_ngram}")
+    if window is not None and window <= min_ngram:
+        raise OptionError(
+            f"window must be more than min_ngram, {min_ngram}, to find anything; got {window}"
+        )

@@ -8,7 +8,7 @@ from typing import cast, final
 import attrs
 import mlx.core as mx
 
-from speculate.protocols import Commit, Decision, Draft, Forward, Plan, Round, Verdict
+from speculate.protocols import Commit, Decision, Draft, Forward, Plan, Verdict
 
 
 @final
@@ -22,6 +22,8 @@ class Block:
         draft: The drafts.
         out: The target's forward.
         decision: What stands, on the device until read.
+        confidence: Probability that the proposer gave each draft, one array a draft; empty
+            where nobody asked.
     """
 
     fed: mx.array
@@ -29,6 +31,7 @@ class Block:
     draft: Draft
     out: Forward
     decision: Decision
+    confidence: Sequence[mx.array] = ()
 
     @property
     def drafted(self) -> int:
@@ -42,32 +45,14 @@ class Block:
 
     def results(self) -> list[mx.array]:
         """What one synchronisation has to bring to the host."""
-        return [self.decision.accepted, self.decision.tokens, self.draft.tokens]
+        results = [self.decision.accepted, self.decision.tokens, self.draft.tokens]
+        return [*results, *self.confidence]
 
     def read(self) -> list[int]:
         """Tokens that the block gives: accepted drafts, then one of the target's own."""
         drafts, tokens = to_ints(self.draft.tokens), to_ints(self.decision.tokens)
         accepted = cast(int, self.decision.accepted.item()) if drafts else 0
         return [*drafts[:accepted], tokens[accepted]]
-
-    def round(self, index: int, emitted: int, accepted: int, *, cut: bool) -> Round:
-        """What the strategy is told when `emitted` tokens of the block have come out.
-
-        Args:
-            index: Of the round.
-            emitted: Tokens that came out.
-            accepted: Drafts that stood.
-            cut: The text ended in this block.
-        """
-        return Round(
-            index=index,
-            proposer=self.proposer if self.drafted else None,
-            planned=self.plan.depth,
-            drafted=self.drafted,
-            accepted=min(emitted, accepted),
-            emitted=emitted,
-            cut=cut,
-        )
 
     def commit(self, ids: Sequence[int], newest: int | None) -> Commit:
         """What the proposers are told when the block's first tokens became text.
@@ -77,7 +62,7 @@ class Block:
             newest: The token behind them, where it was emitted.
         """
         kept, name = len(ids), self.proposer
-        verdict = None if name is None else Verdict(name, self.drafted, kept - 1)
+        verdict = Verdict(name, self.drafted, kept - 1) if name and self.drafted else None
         if kept == 1 + self.drafted:
             return Commit(self.fed[0], self.out.hidden, verdict, ids, newest)
         return Commit(self.fed[0, :kept], self.out.hidden[:, :kept], verdict, ids, newest)

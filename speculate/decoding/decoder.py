@@ -9,6 +9,7 @@ from typing import Final, cast, final
 import attrs
 import mlx.core as mx
 
+from speculate.decoding.drafting import Drafting
 from speculate.decoding.inputs import (
     check_list,
     check_names,
@@ -95,6 +96,7 @@ class Decoder:
         self._setup = Setup(
             model=model,
             strategy=strategy,
+            drafting=Drafting(strategy, model),
             sampler=self._choosing.sampler(0),
             observer=observer,
             progress=prompt_progress_callback,
@@ -229,7 +231,9 @@ class Decoder:
         """The parts for one text: counters from zero, and a sampler with a seed."""
         sampler, seed = self._choosing.begin_text()
         self._stats = Stats(prompt_tokens=prompt_tokens, seed=seed)
-        return attrs.evolve(self._setup, sampler=sampler)
+        setup = self._setup
+        drafting = Drafting(setup.strategy, setup.model)
+        return attrs.evolve(setup, sampler=sampler, drafting=drafting)
 
     def _end(self, *, quiet: bool) -> None:
         """Hand the caches back. A run that failed keeps its own exception: `quiet`."""

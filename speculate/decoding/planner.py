@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import final
 
-import mlx.core as mx
-
 from speculate.decoding.setup import Setup
 from speculate.decoding.stats import Stats
 from speculate.errors import SpeculateError
-from speculate.protocols import Choose, Draft, Plan
+from speculate.protocols import Plan
 
 
 @final
@@ -58,26 +56,3 @@ class Planner:
                 raise SpeculateError(f"the strategy planned {self._plan.depth} drafts")
         limits = [self._plan.depth, None if left is None else left - 1, room]
         return self._plan, min(limit for limit in limits if limit is not None)
-
-
-def propose(plan: Plan, newest: mx.array, depth: int, choose: Choose) -> Draft:
-    """Have the planned proposer draft, and check that it kept to the limit.
-
-    Raises:
-        SpeculateError: Nobody was planned, or the draft is too long.
-    """
-    if plan.proposer is None:
-        raise SpeculateError(f"the strategy planned {plan.depth} drafts by nobody")
-    draft = plan.proposer.propose(newest, depth, choose)
-    tokens = draft.tokens
-    if tokens.ndim != 1 or not mx.issubdtype(tokens.dtype, mx.integer):
-        raise SpeculateError(
-            f"proposer '{plan.proposer.name}' drafted {tokens.shape} {tokens.dtype}: a draft is "
-            "one row of ids, (k,) integers"
-        )
-    if draft.tokens.shape[0] > depth:
-        raise SpeculateError(
-            f"proposer '{plan.proposer.name}' drafted {draft.tokens.shape[0]} tokens, "
-            f"at most {depth} were asked for"
-        )
-    return draft

@@ -44,7 +44,7 @@ def _feed(
         chunk = mx.array(ids, dtype=mx.uint32)
         out = setup.model.forward(chunk[None], caches)
         quantizer.apply()
-        setup.tell(Commit(chunk, out.hidden, ids=ids))
+        setup.drafting.tell(Commit(chunk, out.hidden, ids=ids))
         mx.eval([cache.arrays() for cache in caches])
         setup.report(stop, len(prompt))
         mx.clear_cache()

@@ -6,11 +6,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, final
 
+import attrs
 import mlx.core as mx
 
+from speculate.decoding.account import Account
 from speculate.decoding.block import Block
+from speculate.decoding.confidence import Confidence
 from speculate.decoding.loan import Loan
-from speculate.decoding.planner import Planner, propose
+from speculate.decoding.planner import Planner
 from speculate.decoding.setup import Setup
 from speculate.decoding.stats import Stats
 from speculate.decoding.target import Target
@@ -49,6 +52,7 @@ class Run:
         self._setup = setup
         self._target = Target(setup, loan)
         self._planner = Planner(setup, stats, max_tokens)
+        self._account = Account(setup, stats)
         self._stop_tokens = stop_tokens
         self._stats = stats
         self._active = False
@@ -58,11 +62,11 @@ class Run:
         self._accepted = 0  # how many of its tokens are drafts
         self._ahead: Block | None = None  # launched before the block before it was read
         self._kept: Block | None = None  # the newest block that is text
-        self._unobserved: Block | None = None  # what the strategy has not heard of yet
         self._newest = 0
         self._text: list[int] = []  # from where the target began to be fed
         self.unfed: int | None = None
         self.committed = 0
+        self._position = 0  # in the whole text, of the prompt's first token
         self._base = 0
         self.finished = max_tokens == 0
 
@@ -74,7 +78,7 @@ class Run:
             position: Position in the text of its first.
             history: Ids of earlier turns, for processors.
         """
-        self._text = list(prompt)
+        self._text, self._position = list(prompt), position
         self._target.prefill(prompt)
         before = [*history, *prompt[:-1]]
         self._setup.sampler.begin(before, position + len(prompt) - 1, self._stop_tokens)
@@ -86,9 +90,10 @@ class Run:
     def next(self) -> Token:
         """The next token. Synchronises once a block."""
         if not self._ready:
-            self._keep_block()
-            self._observe()
-            self._round()
+            with self._account.timed():
+                self._keep_block()
+                self._observe()
+                self._round()
         elif self._block is None:
             # What a pause left behind: checked already, but taken out of the caches.
             self._feed_newest()
@@ -112,7 +117,7 @@ class Run:
         if self._ready:
             self._feed_newest()
         elif self._ahead is None and self.unfed is not None:
-            self._ahead = self._target.launch(self._unfed())
+            self._ahead = self._target.launch(self._unfed(), Plan())
             self._keep(self._ahead, 0)
         if self._ahead is not None:
             self._target.evaluate(self._ahead)
@@ -155,7 +160,7 @@ class Run:
                 commit = self._target.feed(missing)
                 self.unfed = None
                 self._target.quantize()
-                self._setup.tell(commit)
+                self._setup.drafting.tell(commit)
             self._target.feed_owed()
         finally:
             self.committed = self._base + self._target.fed()
@@ -164,33 +169,41 @@ class Run:
     def _stop(self) -> None:
         self._active = False
         self._target.stop()
-        self._setup.settle()
+        self._setup.drafting.settle()
 
     def _round(self) -> None:
         """Make the next block ready to be given out."""
         block, self._ahead = self._ahead, None
         if block is None:
             plan, depth = self._planner.take(self._target.room())
-            block = self._draft(plan, depth) if depth else self._target.launch(self._unfed())
+            block = self._draft(plan, depth)
         self._given = 0
         if block.drafted == 0 and self._planner.goes_on_plainly(self._target.room()):
             # The next step is launched before this one is read, as in mlx-lm: the device
             # does not wait for the host.
             self._keep(block, 0)
             self._block = block
-            self._planner.take(self._target.room(), pending=1)
-            self._ahead = self._target.launch(block.decision.tokens)
+            plan, _ = self._planner.take(self._target.room(), pending=1)
+            self._ahead = self._target.launch(block.decision.tokens, plan)
         else:
             self._target.evaluate(block)
         ids = block.read()
         self._accepted = len(ids) - 1
         self._ready.extend(tokens_of(block, ids, self._planner.remaining(), self._stop_tokens))
-        self._block = self._unobserved = block
+        self._block = block
+        self._account.open(block, self._position + self._base + len(self._text))
 
     def _draft(self, plan: Plan, depth: int) -> Block:
         newest = self._unfed()
-        draft = propose(plan, newest, depth, self._setup.sampler.choose)
-        return self._target.forward(newest, draft, plan)
+        if not depth:
+            return self._target.launch(newest, plan)
+        choose = self._setup.sampler.choose
+        noting = Confidence(choose) if plan.confidence else None
+        draft = self._setup.drafting.draft(plan, newest, depth, noting or choose)
+        if not draft.tokens.shape[0]:
+            return self._target.launch(newest, plan)
+        block = self._target.forward(newest, draft, plan)
+        return block if noting is None else attrs.evolve(block, confidence=noting.noted)
 
     def _keep_block(self) -> None:
         """Keep of a block what was emitted. The rest is text only once it is emitted, too."""
@@ -222,7 +235,7 @@ class Run:
         if commit is not None:
             self.committed += 1 + drafts
             self._target.quantize()
-            self._setup.tell(commit)
+            self._setup.drafting.tell(commit)
 
     def _feed_newest(self) -> None:
         """Feed the newest token alone, when no block will."""
@@ -232,18 +245,11 @@ class Run:
         self.unfed = None
         self.committed += 1
         self._target.quantize()
-        self._setup.tell(commit)
+        self._setup.drafting.tell(commit)
 
     def _observe(self) -> None:
         """Tell what became of a block, once nothing more of it will be emitted."""
-        block, self._unobserved = self._unobserved, None
-        if block is None or not self._given:
-            return
-        round = block.round(self._stats.rounds, self._given, self._accepted, cut=self.finished)
-        self._stats.count(round)
-        self._setup.strategy.observe(round)
-        if self._setup.observer is not None:
-            self._setup.observer(round)
+        self._account.close(self._given, self._accepted, cut=self.finished)
 
     def _unfed(self) -> mx.array:
         """`(1,)`, the token that ends the text and is not fed yet."""

@@ -83,15 +83,12 @@ class Session:
         known = self._texts.length_in(self._loan.originals, told)
         position = told if known is None else known
         self._position = position
-        for proposer in self._setup.strategy.proposers:
-            proposer.attach(self._setup.model)
-            if known is None or proposer.position() != known:
-                proposer.begin(position)
+        self._setup.drafting.begin(position, known)
         try:
             self._run.start(prompt, position, history)
         except BaseException:
             # The target went back to where it was; so do they.
-            self._setup.begin_again(position)
+            self._setup.drafting.begin_again(position)
             raise
 
     def next(self) -> Token:

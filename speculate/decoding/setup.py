@@ -1,15 +1,15 @@
-"""What stays the same over all texts of one decoder."""
+"""The parts and options that a text is decoded with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import final
 
 import attrs
 
+from speculate.decoding.drafting import Drafting
 from speculate.errors import OptionError
-from speculate.protocols import Commit, Observer, Sampler, SpeculativeModel, Strategy
+from speculate.protocols import Observer, Sampler, SpeculativeModel, Strategy
 
 
 def _positive(_: object, attribute: attrs.Attribute[int], value: int) -> None:
@@ -50,6 +50,7 @@ class Setup:
     Attributes:
         model: The target.
         strategy: Who drafts, and how much.
+        drafting: Those who may draft, in step with the text.
         sampler: Which tokens, and which drafts stand.
         observer: Hears every round.
         progress: Called with tokens done and in all, during prefill.
@@ -60,41 +61,13 @@ class Setup:
 
     model: SpeculativeModel
     strategy: Strategy
+    drafting: Drafting
     sampler: Sampler
     observer: Observer | None = None
     progress: Callable[[int, int], None] | None = None
     prefill_step_size: int = attrs.field(default=2048, validator=_positive)
     max_kv_size: int | None = None
     kv: KVQuantization | None = None
-
-    def tell(self, commit: Commit) -> None:
-        """Let every proposer know what the text is, whoever drafted."""
-        for proposer in self.strategy.proposers:
-            proposer.commit(commit)
-
-    def begin_again(self, position: int) -> None:
-        """Have every proposer forget a text that was given up.
-
-        One that fails is at another position than its text, and begins again next time.
-        """
-        for proposer in self.strategy.proposers:
-            with suppress(Exception):
-                proposer.begin(position)
-
-    def settle(self) -> None:
-        """Have every proposer leave its caches at the committed text.
-
-        Raises:
-            Exception: What the first of those that failed raised, after all were asked.
-        """
-        failures = []
-        for proposer in self.strategy.proposers:
-            try:
-                proposer.settle()
-            except Exception as failure:
-                failures.append(failure)
-        if failures:
-            raise failures[0]
 
     def report(self, done: int, total: int) -> None:
         """Report prefill progress."""

@@ -63,9 +63,9 @@ class Target:
         decision = self._setup.sampler.verify(newest, draft, out.logits[0])
         return Block(fed, plan, draft, out, decision)
 
-    def launch(self, newest: mx.array) -> Block:
+    def launch(self, newest: mx.array, plan: Plan) -> Block:
         """Feed the newest token `(1,)` alone, perhaps not read yet, and let the device begin."""
-        block = self.forward(newest, Draft(mx.zeros((0,), dtype=mx.uint32)), Plan())
+        block = self.forward(newest, Draft(mx.zeros((0,), dtype=mx.uint32)), plan)
         mx.async_eval(block.results(), self._arrays())
         return block
 

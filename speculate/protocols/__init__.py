@@ -16,7 +16,10 @@ from speculate.protocols.proposer import Proposer as Proposer
 from speculate.protocols.proposer import Verdict as Verdict
 from speculate.protocols.sampler import Decision as Decision
 from speculate.protocols.sampler import Sampler as Sampler
+from speculate.protocols.strategy import Costs as Costs
 from speculate.protocols.strategy import Observer as Observer
 from speculate.protocols.strategy import Plan as Plan
 from speculate.protocols.strategy import Round as Round
 from speculate.protocols.strategy import Strategy as Strategy
+from speculate.protocols.strategy import ToleratesFailures as ToleratesFailures
+from speculate.protocols.strategy import UsesCosts as UsesCosts

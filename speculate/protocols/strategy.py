@@ -1,6 +1,6 @@
 """What decides who drafts, and how much."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 from typing_extensions import Protocol, runtime_checkable
@@ -15,10 +15,15 @@ class Plan:
     Attributes:
         proposer: Who drafts; `None` to decode one token without a draft.
         depth: Most tokens to draft. At least 1 with a proposer, 0 without.
+        confidence: Also read how likely the proposer itself found each token it drafted.
+            Comes with the round's one synchronisation.
+        predicted: Speedup over plain decoding that is expected of the round, for telemetry.
     """
 
     proposer: Proposer | None = None
     depth: int = 0
+    confidence: bool = False
+    predicted: float | None = None
 
 
 @attrs.frozen
@@ -33,6 +38,12 @@ class Round:
         accepted: Drafts that were emitted.
         emitted: Tokens that came out of the round.
         cut: The block ended early: a stop token, or the end of the budget.
+        seconds: Time that the round took, without the time that the caller let pass between
+            two tokens. What a round launched ahead does meanwhile does not count.
+        context: Tokens of text in front of the round.
+        confidence: Probability that the proposer gave each token it drafted, where the plan
+            asked for it and the proposer picks from logits.
+        predicted: As in the plan.
     """
 
     index: int
@@ -42,6 +53,10 @@ class Round:
     accepted: int
     emitted: int
     cut: bool
+    seconds: float = 0.0
+    context: int = 0
+    confidence: Sequence[float] = ()
+    predicted: float | None = None
 
 
 @runtime_checkable
@@ -61,6 +76,47 @@ class Strategy(Protocol):
 
     def observe(self, round: Round, /) -> None:
         """Learn what a round did. Called once a round, in order."""
+
+
+@attrs.frozen
+class Costs:
+    """What was measured of a target and those who draft for it, at one context length.
+
+    Attributes:
+        context: Tokens of text in front.
+        forward: Rows of one forward of the target -> its time, in seconds.
+        draft: Name of a proposer -> time of one drafted token, in seconds.
+    """
+
+    context: int
+    forward: Mapping[int, float]
+    draft: Mapping[str, float]
+
+
+@runtime_checkable
+class UsesCosts(Strategy, Protocol):
+    """A strategy that wants to know what forwards and drafts cost before it decides."""
+
+    def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
+        """Whether to measure now: called for each text, after its prompt was taken in.
+
+        Args:
+            key: Tells the target, its proposers and this machine apart from others; `None`
+                where the model cannot be told apart.
+            context: Tokens of text in front.
+            remaining: Tokens to emit at most; `None` without a limit.
+        """
+
+    def take_costs(self, costs: Costs, /) -> None:
+        """What was measured, where it was missing."""
+
+
+@runtime_checkable
+class ToleratesFailures(Strategy, Protocol):
+    """A strategy that can go on without a proposer that raised."""
+
+    def failed(self, proposer: Proposer, error: Exception, /) -> None:
+        """`proposer` raised `error`, and is neither told nor asked again in this text."""
 
 
 class Observer(Protocol):

@@ -1,0 +1,128 @@
+"""The proposers of one text: what they are told, what they draft, and who still takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import final
+
+import mlx.core as mx
+
+from speculate.errors import SpeculateError
+from speculate.protocols import (
+    Choose,
+    Commit,
+    Draft,
+    Plan,
+    Proposer,
+    SpeculativeModel,
+    Strategy,
+    ToleratesFailures,
+)
+
+
+@final
+class Drafting:
+    """Keeps all proposers of a strategy at the same text.
+
+    One that raises ends the run, unless the strategy can do without: then it is left alone
+    for the rest of the text.
+
+    Args:
+        strategy: Who may draft.
+        target: For whom.
+    """
+
+    def __init__(self, strategy: Strategy, target: SpeculativeModel) -> None:
+        self._strategy = strategy
+        self._target = target
+        self._left = list(strategy.proposers)
+
+    def begin(self, position: int, known: int | None) -> None:
+        """A text goes on behind `position` tokens.
+
+        Args:
+            position: Tokens that are in the caches.
+            known: The same, where these are the tokens that the proposers were told; they
+                go on where they are.
+        """
+        for proposer in self._left:
+            proposer.attach(self._target)
+            if known is None or proposer.position() != known:
+                proposer.begin(position)
+
+    def begin_again(self, position: int) -> None:
+        """Have every proposer forget a text that was given up.
+
+        One that fails is at another position than its text, and begins again next time.
+        """
+        for proposer in self._left:
+            with suppress(Exception):
+                proposer.begin(position)
+
+    def tell(self, commit: Commit) -> None:
+        """Let everyone know what the text is, whoever drafted."""
+        for proposer in list(self._left):
+            with self._tolerated(proposer):
+                proposer.commit(commit)
+
+    def settle(self) -> None:
+        """Have everyone leave their caches at the committed text.
+
+        Raises:
+            Exception: What the first of those that failed raised, after all were asked.
+        """
+        failures = []
+        for proposer in list(self._left):
+            try:
+                with self._tolerated(proposer):
+                    proposer.settle()
+            except Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def draft(self, plan: Plan, newest: mx.array, depth: int, choose: Choose) -> Draft:
+        """Have the planned proposer draft, and check that it kept to the limit.
+
+        Returns:
+            Its draft; an empty one from a proposer that takes part no longer.
+
+        Raises:
+            SpeculateError: Nobody was planned, or the draft cannot be used.
+        """
+        proposer = plan.proposer
+        if proposer is None:
+            raise SpeculateError(f"the strategy planned {plan.depth} drafts by nobody")
+        if any(proposer is one for one in self._left):
+            with self._tolerated(proposer):
+                return _checked(proposer, proposer.propose(newest, depth, choose), depth)
+        return Draft(mx.zeros((0,), dtype=mx.uint32))
+
+    @contextmanager
+    def _tolerated(self, proposer: Proposer) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(self._strategy, ToleratesFailures):
+                raise
+            self._left.remove(proposer)
+            with suppress(Exception):
+                # Whatever state it is in: at this position the next text begins it anew.
+                proposer.begin(0)
+            self._strategy.failed(proposer, error)
+
+
+def _checked(proposer: Proposer, draft: Draft, depth: int) -> Draft:
+    tokens = draft.tokens
+    if tokens.ndim != 1 or not mx.issubdtype(tokens.dtype, mx.integer):
+        raise SpeculateError(
+            f"proposer '{proposer.name}' drafted {tokens.shape} {tokens.dtype}: a draft is "
+            "one row of ids, (k,) integers"
+        )
+    if tokens.shape[0] > depth:
+        raise SpeculateError(
+            f"proposer '{proposer.name}' drafted {tokens.shape[0]} tokens, "
+            f"at most {depth} were asked for"
+        )
+    return draft

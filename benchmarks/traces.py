@@ -81,7 +81,7 @@ class Speaker:
         for record in records:
             record.proposer.attach(target)
             record.proposer.begin(0)
-        self._logits = self._feed(mx.array(prompt), guessed=False)
+        self._logits = self._feed(mx.array(list(prompt)), guessed=False)
 
     def say(self, token: int | None) -> int:
         """Emit a token, the likeliest one where none is given, and let all guess what follows."""

@@ -12,6 +12,9 @@ from speculate.protocols.proposer import Choice as Choice
 from speculate.protocols.proposer import Choose as Choose
 from speculate.protocols.proposer import Commit as Commit
 from speculate.protocols.proposer import Draft as Draft
+from speculate.protocols.proposer import Foresees as Foresees
+from speculate.protocols.proposer import Hindsight as Hindsight
+from speculate.protocols.proposer import Outlook as Outlook
 from speculate.protocols.proposer import Proposer as Proposer
 from speculate.protocols.proposer import Verdict as Verdict
 from speculate.protocols.sampler import Decision as Decision

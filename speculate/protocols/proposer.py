@@ -5,7 +5,7 @@ from typing import cast
 
 import attrs
 import mlx.core as mx
-from typing_extensions import Protocol
+from typing_extensions import Protocol, runtime_checkable
 
 from speculate.protocols.model import SpeculativeModel
 
@@ -128,4 +128,62 @@ class Proposer(Protocol):
         Raises:
             Exception: Whatever a model raises. The proposer is then still consistent,
                 and holds at most the committed text.
+        """
+
+
+@attrs.frozen
+class Outlook:
+    """The draft that a proposer would make now.
+
+    Attributes:
+        kind: Drafts of one kind have similar chances. A small number; 0 where it abstains.
+        length: Tokens of it that are foreseen; 0 where it abstains. A draft may be longer.
+    """
+
+    kind: int
+    length: int
+
+
+@attrs.frozen
+class Hindsight:
+    """What an outlook would have been worth.
+
+    Attributes:
+        kind: Of the outlook.
+        length: Tokens of it that were compared with the text, at least 1.
+        right: How many of them were right, up to the first wrong one.
+        ended: Nothing is left to compare: one was wrong, or all were right. `False` where
+            the text ended first; then `right` is `length`, and what comes after is unknown.
+    """
+
+    kind: int
+    length: int
+    right: int
+    ended: bool
+
+
+@runtime_checkable
+class Foresees(Proposer, Protocol):
+    """A proposer that knows on the host what it would draft, and what that was worth.
+
+    So a strategy learns how good its drafts are without asking for one, whoever drafts.
+
+    Law: both depend on the committed text and its newest token alone, not on the rounds in
+    which the text came.
+    """
+
+    def outlook(self) -> Outlook:
+        """The draft it would make behind all that is known now. Does not synchronise.
+
+        The text ends with `Commit.newest` where that was known, and else a token before the
+        one that the next draft goes on from.
+        """
+
+    def hindsight(self) -> Sequence[Hindsight]:
+        """Outlooks that were settled since the last call, oldest first.
+
+        Of the places behind each committed token of the generated text, those where it
+        would have drafted; places in a prompt do not count. An outlook is settled by the
+        first wrong token, at its full length, or when its text ends. Of those that nobody
+        asks for only the newest are kept.
         """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast, final
 
 import mlx.core as mx
 
 from speculate.errors import OptionError
 from speculate.proposers.ngram_index import NGramIndex
-from speculate.protocols import Choose, Commit, Draft, SpeculativeModel
+from speculate.proposers.outlooks import LONGEST, Outlooks
+from speculate.protocols import Choose, Commit, Draft, Hindsight, Outlook, SpeculativeModel
 
 
 @final
@@ -36,7 +38,7 @@ class PromptLookup:
     def __init__(
         self,
         *,
-        max_ngram: int = 4,
+        max_ngram: int = 5,
         min_ngram: int = 2,
         window: int | None = None,
         name: str = "lookup",
@@ -44,6 +46,7 @@ class PromptLookup:
         _check(max_ngram, min_ngram, window)
         self._name = name
         self._index = NGramIndex(min_ngram, max_ngram, window)
+        self._outlooks = Outlooks()
         self._unseen = 0
         self._newest: int | None = None
 
@@ -55,6 +58,7 @@ class PromptLookup:
         """Drafts for any model."""
 
     def begin(self, position: int, /) -> None:
+        self._outlooks.close(len(self._index.text))
         self._index.clear()
         self._unseen, self._newest = position, None
 
@@ -62,8 +66,10 @@ class PromptLookup:
         return self._unseen + len(self._index.text)
 
     def commit(self, commit: Commit, /) -> None:
-        for token in commit.ids:
-            self._index.append(token)
+        if commit.verdict is None and len(commit.ids) > 1:
+            self._read(commit.ids)
+        else:
+            self._follow(commit.ids)
         self._newest = commit.newest
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
@@ -79,6 +85,29 @@ class PromptLookup:
 
     def settle(self) -> None:
         self._newest = None
+
+    def outlook(self) -> Outlook:
+        match = self._index.find(self._newest)
+        return Outlook(0, 0) if match is None else Outlook(match.length, LONGEST)
+
+    def hindsight(self) -> Sequence[Hindsight]:
+        return self._outlooks.drain()
+
+    def _read(self, prompt: Sequence[int]) -> None:
+        """Take in what the target did not write."""
+        self._outlooks.close(len(self._index.text))
+        for token in prompt:
+            self._index.append(token)
+
+    def _follow(self, ids: Sequence[int]) -> None:
+        """Take in what the target wrote, and how well it could have been foreseen."""
+        index = self._index
+        for token in ids:
+            self._outlooks.compare(index.text, token)
+            index.append(token)
+            match = index.find()
+            if match is not None:
+                self._outlooks.open(match, len(index.text))
 
 
 def _check(max_ngram: int, min_ngram: int, window: int | None) -> None:

@@ -7,7 +7,8 @@ and pieces of text: some are forced on the target, and between them it goes on a
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol, final
 
@@ -23,6 +24,10 @@ LONG: Final = 512
 SHORT: Final = 320
 TURN: Final = 80
 """Tokens that the target says by itself between two changes of subject."""
+
+WORD: Final = re.compile(r"[A-Za-z]{4,}")
+EDITED: Final = 0.1
+"""Part of a copy's words that differ from the original."""
 
 
 class Encoder(Protocol):
@@ -147,12 +152,13 @@ def _spoken(prompt: list[int]) -> Request:
 
 
 def _edited(text: str, chance: random.Random) -> str:
-    """The text with one word in a dozen replaced by another of the same text."""
-    words = text.split(" ")
-    named = [index for index, word in enumerate(words) if word.strip(".,:()\n").isalpha()]
-    for index in chance.sample(named, len(named) // 12):
-        words[index] = words[chance.choice(named)]
-    return " ".join(words)
+    """The text with one long word in ten replaced by another of the same text."""
+    words = WORD.findall(text)
+
+    def edit(found: re.Match[str]) -> str:
+        return chance.choice(words) if chance.random() < EDITED else found[0]
+
+    return WORD.sub(edit, text)
 
 
 def _text(kind: str, index: int) -> str:
@@ -161,8 +167,4 @@ def _text(kind: str, index: int) -> str:
 
 def _bundled(kind: str) -> list[str]:
     folder = demo_folder("hybrid").parent / "prompts"
-    return [path.read_text(encoding="utf-8") for path in _sorted(folder, kind)]
-
-
-def _sorted(folder: Path, kind: str) -> Iterator[Path]:
-    return iter(sorted(folder.glob(f"{kind}_*.txt")))
+    return [path.read_text(encoding="utf-8") for path in sorted(folder.glob(f"{kind}_*.txt"))]

@@ -1,0 +1,108 @@
+"""What a lookup ought to find, by reading the whole text for each question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+import mlx.core as mx
+
+from speculate.decoding.block import to_ints
+from speculate.protocols import Choice, Commit, Hindsight, Proposer, Verdict
+from tests.decoding.watched import WatchedProposer
+
+FORESEEN: Final = 16
+
+
+@attrs.frozen
+class Scan:
+    """A lookup with these options."""
+
+    longest: int = 5
+    shortest: int = 2
+    window: int | None = None
+
+    def match(self, text: Sequence[int]) -> tuple[int, int]:
+        """Length of the match, and where its continuation begins; 0 and the end for none."""
+        end = len(text)
+        first = 0 if self.window is None else max(0, end - self.window)
+        for length in range(self.longest, self.shortest - 1, -1):
+            for start in range(end - length - 1, first - 1, -1):
+                if text[start : start + length] == text[end - length :]:
+                    return length, start + length
+        return 0, end
+
+    def draft(self, text: Sequence[int], limit: int) -> list[int]:
+        """The continuation, copied token by token, past the end of the text too."""
+        copied = list(text)
+        length, place = self.match(text)
+        for _ in range(limit if length else 0):
+            copied.append(copied[place])
+            place += 1
+        return copied[len(text) :]
+
+    def hindsight(self, text: Sequence[int], start: int, *, closed: bool) -> list[Hindsight]:
+        """What drafts behind each of the first `start`, `start + 1`, ... tokens were worth.
+
+        Args:
+            text: All of it.
+            start: Tokens before the first place.
+            closed: Include those that the text is too short for.
+        """
+        found = []
+        for place in range(start, len(text)):
+            kind, draft = self.match(text[:place])[0], self.draft(text[:place], FORESEEN)
+            came = text[place : place + FORESEEN]
+            right = 0
+            while right < min(len(draft), len(came)) and draft[right] == came[right]:
+                right += 1
+            wrong = right < min(len(draft), len(came))
+            if kind and (wrong or right == FORESEEN or closed):
+                ended = wrong or right == FORESEEN
+                found.append(Hindsight(kind, right + wrong, right, ended))
+        return found
+
+
+def no_choice(_: mx.array, __: int) -> Choice:
+    raise AssertionError("a lookup has no logits")
+
+
+def told(
+    ids: Sequence[int], newest: int | None = None, verdict: tuple[int, int] | None = None
+) -> Commit:
+    """A commit as a decoder makes it."""
+    hidden = mx.zeros((1, len(ids), 1))
+    said = None if verdict is None else Verdict("somebody", *verdict)
+    return Commit(mx.array(list(ids), dtype=mx.uint32), hidden, said, ids, newest)
+
+
+def generate(proposer: Proposer, text: Sequence[int], rounds: Iterable[int]) -> None:
+    """Tell text that came in rounds of so many tokens, until it or the rounds are used up.
+
+    A round of one token is launched ahead: the newest token is not known.
+    """
+    start = 0
+    for count in rounds:
+        ids = list(text[start : start + count])
+        start += len(ids)
+        known = count > 1 and start < len(text)
+        verdict = (count, len(ids) - 1) if count > 1 else None
+        if ids:
+            proposer.commit(told(ids, text[start] if known else None, verdict))
+
+
+def asked(proposer: Proposer, newest: int, limit: int) -> list[int]:
+    """What it drafts behind a token."""
+    return to_ints(proposer.propose(mx.array([newest], dtype=mx.uint32), limit, no_choice).tokens)
+
+
+def check_lookup(
+    scan: Scan, text: Sequence[int], watched: WatchedProposer, limits: Sequence[int], start: int = 0
+) -> None:
+    """Every draft is what a scan of the text says, of which the first `start` are unseen."""
+    assert watched.drafts
+    for length, newest, ids in watched.drafts:
+        seen = [*text[start:length], newest]
+        assert seen == list(text[start : length + 1])
+        assert ids in [scan.draft(seen, limit) for limit in limits]

@@ -1,0 +1,166 @@
+"""What a lookup says of drafts that it was not asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import speculate as sp
+from speculate.proposers.mtp_chain import MTPChain
+from speculate.proposers.outlooks import KEPT
+from speculate.protocols import Foresees, Hindsight, Outlook, Plan, Proposer, Round
+from speculate.testing.fakes import ScheduledStrategy
+from tests.decoding import kit
+from tests.decoding.heads import with_head
+from tests.proposers.scan import FORESEEN, Scan, asked, generate, told
+
+TEXTS: Final = st.integers(1, 4).flatmap(
+    lambda size: st.lists(st.integers(0, size - 1), min_size=3, max_size=70)
+)
+ROUNDS: Final = st.lists(st.integers(1, 9), min_size=1, max_size=20)
+
+
+def counted(some: Sequence[Hindsight]) -> list[tuple[object, ...]]:
+    """In an order of their own: those of a place are settled when they can be."""
+    return sorted(attrs.astuple(one) for one in some)
+
+
+def after(prompt: Sequence[int]) -> sp.PromptLookup:
+    """A lookup that has heard a prompt: all but its last token, as a decoder tells it."""
+    proposer = sp.PromptLookup()
+    proposer.commit(told(prompt[:-1]))
+    return proposer
+
+
+def test_a_lookup_foresees_and_a_head_does_not() -> None:
+    assert isinstance(sp.PromptLookup(), Foresees)
+    assert not isinstance(MTPChain(), Foresees)
+
+
+@settings(deadline=None, max_examples=300)
+@given(TEXTS, ROUNDS)
+def test_every_place_is_scored_however_the_text_came(text: list[int], rounds: list[int]) -> None:
+    prompt, told_of = text[:3], 2 + sum(rounds)
+    proposer = after(prompt)
+    generate(proposer, text[2:], rounds)
+    known = text[: min(told_of, len(text))]
+    open_ones = Scan().hindsight(known, 3, closed=False)
+    assert counted(proposer.hindsight()) == counted(open_ones)
+    assert proposer.hindsight() == ()
+    # The text ends: what is left was right so far.
+    proposer.begin(0)
+    left = [one for one in Scan().hindsight(known, 3, closed=True) if not one.ended]
+    assert counted(proposer.hindsight()) == counted(left)
+
+
+@settings(deadline=None, max_examples=200)
+@given(TEXTS, ROUNDS, st.integers(1, 9))
+def test_the_outlook_is_of_the_draft_that_would_be_made(
+    text: list[int], rounds: list[int], last: int
+) -> None:
+    proposer = after(text[:3])
+    generate(proposer, text[2:], [*rounds, last])
+    end = proposer.position()
+    if end == len(text):
+        return
+    known = text[: end + (last > 1)]
+    kind, draft = Scan().match(known)[0], Scan().draft(known, FORESEEN)
+    assert proposer.outlook() == Outlook(kind, len(draft))
+    if last > 1:
+        assert asked(proposer, known[-1], FORESEEN) == draft
+
+
+def test_a_long_quotation() -> None:
+    proposer, text = after([*range(30), 90]), [90, 3, 4, *range(5, 25), 91]
+    generate(proposer, text, [3] * 8)
+    found = proposer.hindsight()
+    # A draft behind 3, 4 and each of the next places. The first are right at full length.
+    assert [one.kind for one in found] == [2, 3, 4, *[5] * 18]
+    full = [Hindsight(kind, 16, 16, ended=True) for kind in (2, 3, 4, 5, 5)]
+    assert list(found[:5]) == full
+    assert [one.right for one in found[5:]] == list(range(15, -1, -1))
+    assert all(one.ended and one.length == one.right + 1 for one in found[5:])
+
+
+def test_prompts_are_searched_and_not_scored() -> None:
+    proposer = after([1, 2, 3, 4] * 8)
+    assert proposer.hindsight() == ()
+    assert proposer.outlook() == Outlook(5, FORESEEN)
+    generate(proposer, [4, 1, 2], [2])
+    assert proposer.hindsight() == ()
+    # The next turn: nobody knows how the text would have gone on.
+    proposer.commit(told([7, 7, 7]))
+    assert proposer.hindsight() == (Hindsight(5, 1, 1, ended=False),)
+    generate(proposer, [7, 8], [1, 1])
+    assert proposer.hindsight() == (Hindsight(3, 1, 0, ended=True),)
+
+
+def test_what_nobody_asks_for_is_not_kept_for_ever() -> None:
+    proposer = after([1, 2, 1, 2])
+    generate(proposer, [1, 2] * 1000, [1] * 2000)
+    assert len(proposer.hindsight()) == KEPT
+
+
+def test_begin_forgets_the_text_and_keeps_what_it_taught() -> None:
+    proposer = after([1, 2, 5, 1, 2])
+    generate(proposer, [2, 6], [1, 1])
+    proposer.begin(0)
+    assert proposer.outlook() == Outlook(0, 0)
+    assert proposer.hindsight() == (Hindsight(2, 1, 0, ended=True),)
+    proposer.commit(told([5, 1, 2]))
+    assert proposer.outlook() == Outlook(0, 0)
+
+
+# In runs.
+
+
+@pytest.mark.parametrize("plan", ["m3", "m0", "l4", "m1 l2 m0 m0", "l16"])
+def test_hindsight_is_the_same_whoever_drafts(plan: str) -> None:
+    name = "qwen3_5"
+    prompt = (*kit.PROMPT, *kit.truth(name, kit.PROMPT, 20), *kit.PROMPT)
+    lookup = sp.PromptLookup(max_ngram=3, min_ngram=1)
+    who: dict[str, Proposer] = {"m": MTPChain(), "l": lookup}
+    steps = [(who[step[0]], int(step[1:])) for step in plan.split()]
+    decoder = sp.Decoder(with_head(name).model, ScheduledStrategy([*steps, (lookup, 0)]))
+    text = [*prompt, *kit.ids_of(decoder.generate(prompt, 40))]
+    lookup.begin(0)
+    scan = Scan(longest=3, shortest=1)
+    found, wanted = lookup.hindsight(), scan.hindsight(text, len(prompt), closed=True)
+    assert counted(found) == counted(wanted)
+    assert 0 < sum(one.right for one in found) < sum(one.length for one in found)
+
+
+class Asking:
+    """Asks for the outlook before each round, and drafts where it promises something."""
+
+    def __init__(self, proposer: sp.PromptLookup) -> None:
+        self._proposer = proposer
+        self.promised: list[int] = []
+        self.found: list[Hindsight] = []
+
+    @property
+    def proposers(self) -> Sequence[Proposer]:
+        return (self._proposer,)
+
+    def plan(self, remaining: int | None, /) -> Plan:
+        self.promised.append(self._proposer.outlook().length)
+        return Plan(self._proposer, 4) if self.promised[-1] else Plan()
+
+    def observe(self, round: Round, /) -> None:
+        self.found += self._proposer.hindsight()
+
+
+def test_a_strategy_can_ask_in_the_middle_of_a_run() -> None:
+    name = "dense"
+    prompt = (*kit.PROMPT, *kit.truth(name, kit.PROMPT, 20), *kit.PROMPT)
+    strategy = Asking(sp.PromptLookup())
+    decoder = sp.Decoder(kit.get(name).model, strategy)
+    kit.check_tokens(name, prompt, list(decoder.generate(prompt, 40)))
+    assert set(strategy.promised) == {0, FORESEEN}
+    assert 0 < decoder.stats.drafts < decoder.stats.rounds
+    assert strategy.found

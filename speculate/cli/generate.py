@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsing.add_max_tokens(parser, default=256)
     add(
         "--proposer",
-        choices=("mtp", "draft", "off"),
-        help="who drafts: the model's own head, the draft model, or nobody (default: the draft "
-        "model if one is given, else the head if there is one)",
+        choices=("mtp", "draft", "lookup", "off"),
+        help="who drafts: the model's own head, the draft model, what followed earlier in the "
+        "text, or nobody (default: the draft model if one is given, else the head if there is one)",
     )
     parsing.add_depth(parser)
     add(

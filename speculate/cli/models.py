@@ -12,6 +12,7 @@ from speculate.errors import OptionError
 from speculate.loading import DEMO_MODELS, load, load_demo
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
+from speculate.proposers.prompt_lookup import PromptLookup
 from speculate.protocols import SpeculativeModel, Strategy
 from speculate.strategies.fixed import Fixed
 from speculate.strategies.off import Off
@@ -43,7 +44,8 @@ def strategy_for(
 
     Args:
         model: The target.
-        proposer: "mtp", "draft" or "off"; by default whatever there is, a draft model first.
+        proposer: "mtp", "draft", "lookup" or "off"; by default a draft model, if there is one,
+            or else a head.
         depth: Tokens to draft.
         draft: The draft model.
 
@@ -54,11 +56,13 @@ def strategy_for(
         proposer = "draft" if draft is not None else "mtp" if model.head is not None else "off"
     if proposer == "off":
         return Off()
+    if proposer == "lookup":
+        return Fixed(PromptLookup(), depth)
     if proposer == "mtp":
         if model.head is None:
             raise OptionError(
                 "the model has no multi-token-prediction head: say with --head where it is, or "
-                "use --proposer draft or off"
+                "use --proposer draft, lookup or off"
             )
         return Fixed(MTPChain(), depth)
     if draft is None:

@@ -42,7 +42,13 @@ def test_the_bundled_model_by_default(capsys: pytest.CaptureFixture[str]) -> Non
     assert said.err == ""
     assert said.text.rstrip("\n") == text.rstrip("\n")
     assert said.counters() == {"tokens": 24, "passes": 24}
-    for options in ((), ("--depth", "1"), ("--proposer", "draft"), ("--num-draft-tokens", "5")):
+    for options in (
+        (),
+        ("--depth", "1"),
+        ("--proposer", "draft"),
+        ("--proposer", "lookup"),
+        ("--num-draft-tokens", "5"),
+    ):
         again = run(capsys, "generate", "--max-tokens", "24", *options)
         assert again.text == said.text
         counted = again.counters()
@@ -153,7 +159,7 @@ def test_the_same_seed_gives_the_same_text_whoever_drafts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     texts, lines = set(), []
-    for proposer in ("off", "mtp", "draft"):
+    for proposer in ("off", "mtp", "draft", "lookup"):
         options = ("--temp", "0.8", "--seed", "5", "--max-tokens", "30", "--proposer", proposer)
         found = run(capsys, "generate", *options)
         *text, line = found.out.rstrip("\n").split("\n")
@@ -161,6 +167,17 @@ def test_the_same_seed_gives_the_same_text_whoever_drafts(
         lines.append(line)
     assert len(texts) == 1
     assert all(line.endswith("seed 5") for line in lines)
+
+
+def test_lookup_drafts_for_a_model_without_a_head(
+    capsys: pytest.CaptureFixture[str], dense: str
+) -> None:
+    text = wanted(dense, "abcabcabc", 24)
+    base = ("generate", "--model", dense, "--prompt", "abcabcabc", "-m", "24")
+    said = run(capsys, *base, "--proposer", "lookup", "--depth", "2")
+    assert (said.status, said.err) == (0, "")
+    assert said.text.rstrip("\n") == text.rstrip("\n")
+    assert said.counters()["drafted"] >= 2
 
 
 def test_the_draft_model_is_not_the_target(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from speculate.decoding.decoder import Decoder
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
+from speculate.proposers.prompt_lookup import PromptLookup
 from speculate.protocols import Round, Strategy
 from speculate.strategies.fixed import Fixed
 from speculate.strategies.off import Off
@@ -80,7 +81,7 @@ class Waits:
         return counted
 
 
-@pytest.mark.parametrize("kind", ["off", "scripted", "draft", "head"])
+@pytest.mark.parametrize("kind", ["off", "scripted", "draft", "head", "lookup"])
 def test_a_round_waits_for_the_device_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "qwen3_5"
     model = with_head(name).model if kind == "head" else kit.get(name).model
@@ -90,6 +91,7 @@ def test_a_round_waits_for_the_device_once(kind: str, monkeypatch: pytest.Monkey
         "scripted": lambda: Fixed(script, 3),
         "draft": lambda: Fixed(DraftModel(kit.get("small_dense").model), 3),
         "head": lambda: Fixed(MTPChain(), 3),
+        "lookup": lambda: Fixed(PromptLookup(min_ngram=1), 3),
     }
     decoder = Decoder(model, strategies[kind]())
     running = decoder.generate(kit.PROMPT, 12)

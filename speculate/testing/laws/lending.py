@@ -1,0 +1,202 @@
+"""What a cache must do beside others: adopted, handed back, one of a list, in another thread."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Final, cast, final
+
+import mlx.core as mx
+from typing_extensions import Protocol
+
+from speculate.backends.joining import join
+from speculate.backends.member import Grouped, StartsLate
+from speculate.protocols import Rollbackable
+from speculate.testing.broken import law, require
+from speculate.testing.feeding import CacheKind, Fed, forward, run
+from speculate.testing.layers import VOCAB
+
+LATE: Final = 40
+ROWS: Final = 700
+"""Fed before a cache is weighed."""
+
+SHARED: Final = 20_000
+"""Bytes of a larger buffer that MLX may keep for each array rather than copy it."""
+
+
+class StockCache(Protocol):
+    """What every cache of mlx-lm can tell."""
+
+    @property
+    def state(self) -> object:
+        """Its arrays."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its arrays."""
+
+    def empty(self) -> bool:
+        """Whether it holds nothing."""
+
+
+@law
+def mlx_lm_goes_on_where_a_cache_stopped(kind: CacheKind) -> None:
+    """`hand_back` gives the text and nothing else, whatever was taken back before."""
+    for prompt in (0, 3, 12, 90):
+        for right, wrong in ((0, 0), (1, 0), (0, 4), (5, 0)):
+            fed = Fed(kind, prompt)
+            fed.start()
+            fed.round(right, wrong)
+            stock = fed.hand_back()
+            for position in range(fed.length, fed.length + 3):
+                tokens = mx.array([[kind.text(position + 1)[-1]]])
+                found = run(kind.layers, stock, tokens)
+                same = bool(mx.array_equal(found, kind.expected(position, position + 1)))
+                require(
+                    same, f"position {position}: mlx-lm's layer sees other rows than the text's"
+                )
+
+
+@law
+def adopting_and_handing_back_move_the_text(kind: CacheKind) -> None:
+    """The same objects come back, filled, and in between they are empty."""
+    for prompt in (0, 1, 7, 12, 90):
+        fed = Fed(kind, prompt)
+        stock = fed.hand_back()
+        for _ in range(3):
+            fed.go_on_with(kind.adopt(stock))
+            emptied = all(cast(StockCache, cache).empty() for cache in stock)
+            require(emptied, "what was adopted still holds the rows, too")
+            fed.start()
+            fed.round(2, 3)
+            fed.feed(1)
+            back = fed.hand_back()
+            same = all(one is other for one, other in zip(back, stock, strict=True))
+            require(same, "hand_back gives another object than the one that was adopted")
+
+
+@law
+def no_buffer_stays_alive_behind_what_is_handed_back(kind: CacheKind) -> None:
+    """mlx-lm's cache holds its own rows, and no view of a larger buffer."""
+    gc.collect()
+    before = mx.get_active_memory()
+    fed = Fed(kind)
+    fed.feed(0, ROWS)
+    arrays = sum(len(cache.arrays()) for cache in fed.caches)
+    stock = fed.hand_back()
+    mx.eval([cast(StockCache, cache).state for cache in stock])
+    del fed
+    gc.collect()
+    held = mx.get_active_memory() - before
+    needed = sum(cast(StockCache, cache).nbytes for cache in stock)
+    most = needed + SHARED * arrays
+    require(held <= most, f"{held} bytes stay alive for {needed} bytes of rows")
+
+
+@law
+def arrays_are_all_that_a_cache_holds(kind: CacheKind) -> None:
+    """Once they are evaluated nothing lazy is left, which no other thread could evaluate."""
+    fed = Fed(kind, 12)
+    fed.start()
+    fed.round(2, 3)
+    mx.eval([cache.arrays() for cache in fed.caches])
+    kind.expected(fed.length, fed.length + 1)
+    failures: list[BaseException] = []
+
+    def go_on() -> None:
+        try:
+            fed.feed(0, 1)
+            mx.eval([cache.arrays() for cache in fed.caches])
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    thread.join()
+    require(not failures, f"another thread cannot go on: {failures}")
+
+
+@law
+def a_list_is_taken_back_together_or_not_at_all(kind: CacheKind) -> None:
+    """One cache cannot follow; so no other of its group takes anything back."""
+    fed = Fed(kind, 12)
+    stubborn = Stubborn(fed.caches[0])
+    grouped = [cache for cache in fed.caches if isinstance(cache, Grouped)]
+    require(len(grouped) == len(fed.caches), "is no member of a group: see GroupMember")
+    join([*fed.caches, stubborn])
+    fed.start()
+    fed.feed(0, 3)
+    fed.refuses(3)
+    fed.check_lengths()
+    stubborn.gives_way = True
+    fed.trim(3)
+    fed.feed(2)
+
+
+@law
+def a_late_cache_starts_at_its_position(kind: CacheKind) -> None:
+    """Its first row stands for a later position, and nothing before can be taken back."""
+    caches = kind.make()
+    if not all(isinstance(cache, StartsLate) for cache in caches):
+        return
+    for cache in caches:
+        if isinstance(cache, StartsLate):
+            cache.start_at(LATE)
+    for cache in caches:
+        cache.start_speculation()
+    lengths = [cache.length() for cache in caches]
+    require(lengths == [LATE] * len(caches), f"lengths are {lengths}, and nothing was fed")
+    for width in (5, 1):
+        first = _feed_late(kind, caches, width)
+        lengths = [cache.length() for cache in caches]
+        require(lengths == [LATE + width] * len(caches), f"lengths are {lengths} after {width}")
+        for cache in caches:
+            require(not cache.can_trim(width + 1), "says that it can go back behind its start")
+            cache.trim(width)
+        same = bool(mx.array_equal(first, _feed_late(kind, caches, width)))
+        require(same, "what was fed again is seen differently")
+        for cache in caches:
+            cache.trim(width)
+
+
+def _feed_late(kind: CacheKind, caches: list[Rollbackable], width: int) -> mx.array:
+    found = forward(kind.layers, caches, mx.arange(width)[None] % VOCAB)
+    mx.eval(found)
+    return found
+
+
+@final
+class Stubborn:
+    """Is as long as another cache, and takes nothing back until it gives way."""
+
+    def __init__(self, cache: Rollbackable) -> None:
+        self._cache = cache
+        self.gives_way = False
+
+    def length(self) -> int:
+        return self._cache.length()
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def can_trim(self, n: int, /) -> bool:
+        return self.gives_way or n == 0
+
+    def trim(self, n: int, /) -> int:
+        return n
+
+    def start_speculation(self) -> None:
+        """Records nothing."""
+
+    def stop_speculation(self) -> None:
+        """Recorded nothing."""
+
+    def checkpoint(self) -> Callable[[], None]:
+        return lambda: None
+
+    def arrays(self) -> list[mx.array]:
+        return []
+
+    def hand_back(self) -> object:
+        return self

@@ -58,7 +58,7 @@ class PromptLookup:
         """Drafts for any model."""
 
     def begin(self, position: int, /) -> None:
-        self._outlooks.close(len(self._index.text))
+        self._outlooks.close()
         self._index.clear()
         self._unseen, self._newest = position, None
 
@@ -95,7 +95,7 @@ class PromptLookup:
 
     def _read(self, prompt: Sequence[int]) -> None:
         """Take in what the target did not write."""
-        self._outlooks.close(len(self._index.text))
+        self._outlooks.close()
         for token in prompt:
             self._index.append(token)
 

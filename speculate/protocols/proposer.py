@@ -146,20 +146,20 @@ class Outlook:
 
 @attrs.frozen
 class Hindsight:
-    """What an outlook would have been worth.
+    """What drafts that could have been made would have been worth at one of their tokens.
 
     Attributes:
-        kind: Of the outlook.
-        length: Tokens of it that were compared with the text, at least 1.
-        right: How many of them were right, up to the first wrong one.
-        ended: Nothing is left to compare: one was wrong, or all were right. `False` where
-            the text ended first; then `right` is `length`, and what comes after is unknown.
+        kind: Of their outlooks.
+        position: Of the token in these drafts, 0 for the first. Drafts that were wrong in
+            front of it do not count.
+        compared: Drafts whose token was compared with the text.
+        right: How many of them were right there.
     """
 
     kind: int
-    length: int
+    position: int
+    compared: int
     right: int
-    ended: bool
 
 
 @runtime_checkable
@@ -180,10 +180,10 @@ class Foresees(Proposer, Protocol):
         """
 
     def hindsight(self) -> Sequence[Hindsight]:
-        """Outlooks that were settled since the last call, oldest first.
+        """What was found since the last call.
 
         Of the places behind each committed token of the generated text, those where it
-        would have drafted; places in a prompt do not count. An outlook is settled by the
-        first wrong token, at its full length, or when its text ends. Of those that nobody
-        asks for only the newest are kept.
+        would have drafted; places in a prompt do not count. A token of the text is compared
+        with every such draft that was right up to it, so that a sum over all calls does not
+        depend on when they were made.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -9,7 +10,7 @@ import attrs
 import mlx.core as mx
 
 from speculate.decoding.block import to_ints
-from speculate.protocols import Choice, Commit, Hindsight, Proposer, Verdict
+from speculate.protocols import Choice, Commit, Proposer, Verdict
 from tests.decoding.watched import WatchedProposer
 
 FORESEEN: Final = 16
@@ -42,25 +43,20 @@ class Scan:
             place += 1
         return copied[len(text) :]
 
-    def hindsight(self, text: Sequence[int], start: int, *, closed: bool) -> list[Hindsight]:
-        """What drafts behind each of the first `start`, `start + 1`, ... tokens were worth.
+    def hindsight(self, text: Sequence[int], start: int) -> Counter[tuple[int, int, bool]]:
+        """How often drafts were right and wrong: by kind, position, and whether.
 
         Args:
             text: All of it.
             start: Tokens before the first place.
-            closed: Include those that the text is too short for.
         """
-        found = []
+        found = Counter[tuple[int, int, bool]]()
         for place in range(start, len(text)):
             kind, draft = self.match(text[:place])[0], self.draft(text[:place], FORESEEN)
-            came = text[place : place + FORESEEN]
-            right = 0
-            while right < min(len(draft), len(came)) and draft[right] == came[right]:
-                right += 1
-            wrong = right < min(len(draft), len(came))
-            if kind and (wrong or right == FORESEEN or closed):
-                ended = wrong or right == FORESEEN
-                found.append(Hindsight(kind, right + wrong, right, ended))
+            for position, (guess, token) in enumerate(zip(draft, text[place:], strict=False)):
+                found[kind, position, guess == token] += 1
+                if guess != token:
+                    break
         return found
 
 

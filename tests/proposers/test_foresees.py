@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import speculate as sp
 from speculate.proposers.mtp_chain import MTPChain
-from speculate.proposers.outlooks import KEPT
 from speculate.protocols import Foresees, Hindsight, Outlook, Plan, Proposer, Round
 from speculate.testing.fakes import ScheduledStrategy
 from tests.decoding import kit
@@ -25,9 +24,13 @@ TEXTS: Final = st.integers(1, 4).flatmap(
 ROUNDS: Final = st.lists(st.integers(1, 9), min_size=1, max_size=20)
 
 
-def counted(some: Sequence[Hindsight]) -> list[tuple[object, ...]]:
-    """In an order of their own: those of a place are settled when they can be."""
-    return sorted(attrs.astuple(one) for one in some)
+def counted(some: Sequence[Hindsight]) -> Counter[tuple[int, int, bool]]:
+    """By kind, position, and whether the token was right."""
+    counts = Counter[tuple[int, int, bool]]()
+    for one in some:
+        counts[one.kind, one.position, True] += one.right
+        counts[one.kind, one.position, False] += one.compared - one.right
+    return +counts
 
 
 def after(prompt: Sequence[int]) -> sp.PromptLookup:
@@ -49,13 +52,18 @@ def test_every_place_is_scored_however_the_text_came(text: list[int], rounds: li
     proposer = after(prompt)
     generate(proposer, text[2:], rounds)
     known = text[: min(told_of, len(text))]
-    open_ones = Scan().hindsight(known, 3, closed=False)
-    assert counted(proposer.hindsight()) == counted(open_ones)
-    assert proposer.hindsight() == ()
-    # The text ends: what is left was right so far.
-    proposer.begin(0)
-    left = [one for one in Scan().hindsight(known, 3, closed=True) if not one.ended]
-    assert counted(proposer.hindsight()) == counted(left)
+    assert counted(proposer.hindsight()) == Scan().hindsight(known, 3)
+    assert not proposer.hindsight()
+
+
+@settings(deadline=None, max_examples=100)
+@given(TEXTS)
+def test_it_does_not_matter_when_it_is_asked(text: list[int]) -> None:
+    proposer, found = after(text[:3]), Counter[tuple[int, int, bool]]()
+    for place in range(2, len(text) - 1):
+        proposer.commit(told(text[place : place + 1], text[place + 1], (1, 0)))
+        found += counted(proposer.hindsight())
+    assert found == Scan().hindsight(text[:-1], 3)
 
 
 @settings(deadline=None, max_examples=200)
@@ -78,32 +86,33 @@ def test_the_outlook_is_of_the_draft_that_would_be_made(
 def test_a_long_quotation() -> None:
     proposer, text = after([*range(30), 90]), [90, 3, 4, *range(5, 25), 91]
     generate(proposer, text, [3] * 8)
-    found = proposer.hindsight()
-    # A draft behind 3, 4 and each of the next places. The first are right at full length.
-    assert [one.kind for one in found] == [2, 3, 4, *[5] * 18]
-    full = [Hindsight(kind, 16, 16, ended=True) for kind in (2, 3, 4, 5, 5)]
-    assert list(found[:5]) == full
-    assert [one.right for one in found[5:]] == list(range(15, -1, -1))
-    assert all(one.ended and one.length == one.right + 1 for one in found[5:])
+    found = counted(proposer.hindsight())
+    # Drafts behind 3, 4 and each of the next places; the last one's first token is wrong.
+    assert found[2, 0, True] == found[3, 0, True] == found[4, 0, True] == 1
+    assert found[5, 0, True] == 17
+    assert found[5, 0, False] == 1
+    # Two of these were right at full length, two of every other length were not.
+    assert found[5, 15, True] == 2
+    assert [found[5, position, False] for position in range(16)] == [1] * 16
 
 
 def test_prompts_are_searched_and_not_scored() -> None:
     proposer = after([1, 2, 3, 4] * 8)
-    assert proposer.hindsight() == ()
+    assert not proposer.hindsight()
     assert proposer.outlook() == Outlook(5, FORESEEN)
     generate(proposer, [4, 1, 2], [2])
-    assert proposer.hindsight() == ()
+    assert counted(proposer.hindsight()) == {(5, 0, True): 1}
     # The next turn: nobody knows how the text would have gone on.
     proposer.commit(told([7, 7, 7]))
-    assert proposer.hindsight() == (Hindsight(5, 1, 1, ended=False),)
+    assert not proposer.hindsight()
     generate(proposer, [7, 8], [1, 1])
-    assert proposer.hindsight() == (Hindsight(3, 1, 0, ended=True),)
+    assert proposer.hindsight() == [Hindsight(3, 0, 1, 0)]
 
 
-def test_what_nobody_asks_for_is_not_kept_for_ever() -> None:
+def test_what_nobody_asks_for_does_not_grow() -> None:
     proposer = after([1, 2, 1, 2])
     generate(proposer, [1, 2] * 1000, [1] * 2000)
-    assert len(proposer.hindsight()) == KEPT
+    assert len(proposer.hindsight()) <= 4 * FORESEEN
 
 
 def test_begin_forgets_the_text_and_keeps_what_it_taught() -> None:
@@ -111,7 +120,7 @@ def test_begin_forgets_the_text_and_keeps_what_it_taught() -> None:
     generate(proposer, [2, 6], [1, 1])
     proposer.begin(0)
     assert proposer.outlook() == Outlook(0, 0)
-    assert proposer.hindsight() == (Hindsight(2, 1, 0, ended=True),)
+    assert proposer.hindsight() == [Hindsight(2, 0, 1, 0)]
     proposer.commit(told([5, 1, 2]))
     assert proposer.outlook() == Outlook(0, 0)
 
@@ -130,9 +139,9 @@ def test_hindsight_is_the_same_whoever_drafts(plan: str) -> None:
     text = [*prompt, *kit.ids_of(decoder.generate(prompt, 40))]
     lookup.begin(0)
     scan = Scan(longest=3, shortest=1)
-    found, wanted = lookup.hindsight(), scan.hindsight(text, len(prompt), closed=True)
-    assert counted(found) == counted(wanted)
-    assert 0 < sum(one.right for one in found) < sum(one.length for one in found)
+    found = lookup.hindsight()
+    assert counted(found) == scan.hindsight(text, len(prompt))
+    assert 0 < sum(one.right for one in found) < sum(one.compared for one in found)
 
 
 class Asking:

@@ -104,3 +104,42 @@ class ScheduledStrategy:
 
     def observe(self, round: Round, /) -> None:
         self.rounds.append(round)
+
+
+@final
+class RecordingObserver:
+    """Keeps every round that it hears of.
+
+    Attributes:
+        rounds: In order.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: list[Round] = []
+
+    def __call__(self, round: Round, /) -> None:
+        self.rounds.append(round)
+
+    def round_of(self, token: int) -> int:
+        """Index of the round that emitted a token, counted from 0; that of the last if none."""
+        emitted = 0
+        for round in self.rounds:
+            emitted += round.emitted
+            if token < emitted:
+                return round.index
+        return len(self.rounds)
+
+
+@final
+class MadeUpClock:
+    """A clock that goes only when it is told to: call it for the time, in seconds."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._now += seconds

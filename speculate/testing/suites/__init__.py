@@ -13,3 +13,4 @@ except ImportError as error:
     ) from error
 
 from speculate.testing.suites.caches import CacheTests as CacheTests
+from speculate.testing.suites.models import ModelTests as ModelTests

@@ -1,0 +1,200 @@
+"""A model that is tiny, deterministic, and of every kind: attention, recurrence, and a window.
+
+Attention feeds the recurrence, and that feeds a sliding window: a mistake in any cache reaches
+the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, cast, final
+
+import mlx.core as mx
+
+from speculate.backends.adoption import adopt
+from speculate.backends.arrays import RewindableArraysCache
+from speculate.backends.joining import group_of, join
+from speculate.backends.kv import RewindableKVCache
+from speculate.backends.rotating import RewindableRotatingKVCache
+from speculate.errors import OptionError
+from speculate.protocols import Entries, Forward, MTPHead, RecordsRollback, Rollbackable
+from speculate.testing.layers import MakesMasks, Rows, States
+
+WIDTH: Final = 32
+HEADS: Final = 2
+TAPS: Final = 3
+
+
+@final
+class ToyModel:
+    """A `SpeculativeModel` with random weights, which takes milliseconds to run.
+
+    Args:
+        seed: Of the weights. The same seed makes the same model.
+        vocab_size: Columns of the logits.
+        window: Rows that the sliding layer sees.
+        head: A head, a `ToyHead` for example.
+        eos_token_ids: Ids that end a text.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        vocab_size: int = 64,
+        window: int = 8,
+        head: MTPHead | None = None,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._window = window
+        self._head = head
+        self._eos = frozenset(eos_token_ids)
+        seeds = range(10 * seed, 10 * seed + 9)
+        self._embedding = weights(seeds[0], vocab_size, WIDTH)
+        self._full = Attention(seeds[1])
+        self._recurrence = Recurrence(seeds[3])
+        self._sliding = Attention(seeds[5])
+        self._output = weights(seeds[7], WIDTH, vocab_size)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._eos
+
+    @property
+    def head(self) -> MTPHead | None:
+        return self._head
+
+    @property
+    def vocabulary(self) -> Mapping[str, int] | None:
+        return None
+
+    def make_cache(
+        self, max_kv_size: int | None = None, *, position: int = 0
+    ) -> list[Rollbackable]:
+        caches: list[Rollbackable] = [
+            RewindableKVCache(position),
+            RewindableArraysCache(2, position),
+            RewindableRotatingKVCache(self._window, position=position),
+        ]
+        return join(caches)
+
+    def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
+        return adopt(cache)
+
+    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+        if tokens.ndim != 2 or tokens.shape[0] != 1 or tokens.shape[1] < 1:
+            raise OptionError(f"forward takes tokens of shape (1, T), T >= 1, got {tokens.shape}")
+        group = group_of(cache)
+        if group is None:
+            return self._walk(tokens, cache)
+        with group.block(tokens) as fed:
+            out = self._walk(fed, cache)
+        extra = fed.shape[1] - tokens.shape[1]
+        return Forward(out.logits[:, extra:], out.hidden[:, extra:])
+
+    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+        full, state, sliding = cache
+        h = self._embedding[tokens]
+        h = h + self._full(normed(h), full)
+        h = h + self._recurrence(normed(h), state)
+        h = h + self._sliding(normed(h), sliding)
+        hidden = normed(h)
+        return Forward(hidden @ self._output, hidden)
+
+
+@final
+class ToyHead:
+    """A multi-token-prediction head with random weights and one layer of attention.
+
+    Args:
+        seed: Of the weights.
+        vocab_size: The target's.
+    """
+
+    def __init__(self, seed: int = 0, *, vocab_size: int = 64) -> None:
+        seeds = range(10 * seed, 10 * seed + 9)
+        self._embedding = weights(seeds[0], vocab_size, WIDTH)
+        self._joint = weights(seeds[2], 2 * WIDTH, WIDTH)
+        self._attention = Attention(seeds[4])
+        self._output = weights(seeds[7], WIDTH, vocab_size)
+
+    def make_cache(self, position: int = 0) -> list[Rollbackable]:
+        caches: list[Rollbackable] = [RewindableKVCache(position)]
+        return join(caches)
+
+    def step(self, hidden: mx.array, tokens: mx.array, cache: list[Rollbackable], /) -> Forward:
+        if hidden.shape != (*tokens.shape, WIDTH):
+            raise OptionError(f"hidden is {hidden.shape} for tokens {tokens.shape}")
+        pair = mx.concatenate([normed(self._embedding[tokens]), hidden], axis=-1)
+        h = pair @ self._joint
+        out = normed(h + self._attention(normed(h), cache[0]))
+        return Forward(out @ self._output, out)
+
+
+def weights(seed: int, rows: int, columns: int) -> mx.array:
+    """A random matrix that makes its layer matter."""
+    return mx.random.normal((rows, columns), key=mx.random.key(seed)) * (3 / math.sqrt(WIDTH))
+
+
+def normed(x: mx.array) -> mx.array:
+    """Scaled to a root mean square of 1."""
+    return mx.fast.rms_norm(x, None, 1e-5)
+
+
+@final
+class Attention:
+    """Causal attention over what a cache shows."""
+
+    def __init__(self, seed: int) -> None:
+        self._projections = weights(seed, WIDTH, 3 * WIDTH)
+        self._output = weights(seed + 1, WIDTH, WIDTH)
+
+    def __call__(self, x: mx.array, cache: object) -> mx.array:
+        rows, count = cast(Rows, cache), x.shape[1]
+        parts = (x @ self._projections).reshape(1, count, 3 * HEADS, WIDTH // HEADS)
+        q, k, v = mx.split(parts.transpose(0, 2, 1, 3), 3, axis=1)
+        q, k = (self._rotated(part, rows.offset) for part in (q, k))
+        mask = cast(MakesMasks, cache).make_mask(count, return_array=False, window_size=None)
+        k, v = rows.update_and_fetch(k, v)
+        scale = 1 / math.sqrt(WIDTH // HEADS)
+        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+        return out.transpose(0, 2, 1, 3).reshape(1, count, WIDTH) @ self._output
+
+    def _rotated(self, x: mx.array, offset: int) -> mx.array:
+        return mx.fast.rope(x, x.shape[-1], traditional=False, base=1e4, scale=1.0, offset=offset)
+
+
+@final
+class Recurrence:
+    """A short convolution, and a state that decays and takes in what comes out of it."""
+
+    def __init__(self, seed: int) -> None:
+        self._taps = weights(seed, TAPS + 1, WIDTH)
+        self._decay = mx.sigmoid(weights(seed + 1, 1, WIDTH))
+
+    def __call__(self, x: mx.array, cache: object) -> mx.array:
+        slots, count = cast(States, cache), x.shape[1]
+        before = (slots[0], slots[1])
+        window = mx.zeros((1, TAPS, WIDTH)) if before[0] is None else before[0]
+        state = mx.zeros((1, WIDTH)) if before[1] is None else before[1]
+        rows = mx.concatenate([window, x], axis=1)
+        states = []
+        for t in range(count):
+            mixed = (rows[:, t : t + TAPS + 1] * self._taps).sum(axis=1)
+            state = self._decay * state + mixed * mx.sigmoid(mixed)
+            states.append(state)
+
+        def after(m: int) -> Entries:
+            return mx.contiguous(rows[:, m : m + TAPS]), states[m - 1]
+
+        slots[0], slots[1] = after(count)
+        slots.advance(count)
+        if isinstance(cache, RecordsRollback) and cache.recording():
+            cache.record_rollback(count, after, before)
+        return mx.stack(states, axis=1)

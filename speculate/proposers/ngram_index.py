@@ -40,6 +40,9 @@ class NGramIndex:
         shortest: Tokens of the shortest n-grams.
         longest: Tokens of the longest ones.
         window: Tokens at the end of the text in which an occurrence must lie; `None`: all.
+
+    Attributes:
+        text: The ids.
     """
 
     def __init__(self, shortest: int, longest: int, window: int | None) -> None:

@@ -96,6 +96,18 @@ def test_a_long_quotation() -> None:
     assert [found[5, position, False] for position in range(16)] == [1] * 16
 
 
+def test_a_quotation_of_which_the_newer_copy_lacks_the_beginning() -> None:
+    rest = list(range(10, 40))
+    prompt = [1, 2, 3, 4, 5, *rest, 99, 2, 3, 4, 5, *rest, 98]
+    text = [*prompt, 1, 2, 3, 4, 5, *rest, 97]
+    proposer = after(prompt)
+    generate(proposer, text[len(prompt) - 1 :], [4] * 10)
+    # Each draft behind 1 copies from the first, and each one later on from the second.
+    wanted = Scan().hindsight(text, len(prompt))
+    assert counted(proposer.hindsight()) == wanted
+    assert [wanted[kind, FORESEEN - 1, True] for kind in (2, 3, 4)] == [1, 1, 1]
+
+
 def test_prompts_are_searched_and_not_scored() -> None:
     proposer = after([1, 2, 3, 4] * 8)
     assert not proposer.hindsight()

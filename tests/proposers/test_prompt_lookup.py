@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import speculate as sp
+from speculate.decoding.block import to_ints
 from speculate.errors import OptionError
 from speculate.proposers import prompt_lookup
 from tests.proposers.scan import Scan, asked, generate, no_choice, told
@@ -139,6 +140,24 @@ def test_asking_changes_nothing() -> None:
     proposer.commit(told(text))
     drafts = [asked(proposer, newest, 4) for newest in (3, 9, 3, 2, 3)]
     assert drafts == [Scan().draft([*text, newest], 4) for newest in (3, 9, 3, 2, 3)]
+
+
+def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer, newest = sp.PromptLookup(), mx.array([2], dtype=mx.uint32)
+    commits = [told([1, 2, 3, 1, 2, 3], newest=1), told([1], newest=2, verdict=(2, 0))]
+
+    def refuse(*_: object) -> object:
+        raise AssertionError("the host waits")
+
+    for place, name in ((mx, "eval"), (mx.array, "item"), (mx.array, "tolist")):
+        monkeypatch.setattr(place, name, refuse)
+    for commit in commits:
+        proposer.commit(commit)
+    draft = proposer.propose(newest, 3, no_choice)
+    assert proposer.outlook().length > 0
+    proposer.settle()
+    monkeypatch.undo()
+    assert to_ints(draft.tokens) == [3, 1, 2]
 
 
 # Long texts: what is done for a token does not depend on how many came before.

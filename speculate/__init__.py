@@ -15,6 +15,7 @@ from speculate.proposers.mtp_chain import MTPChain as MTPChain
 from speculate.proposers.prompt_lookup import PromptLookup as PromptLookup
 from speculate.protocols import SpeculativeModel as SpeculativeModel
 from speculate.sampling.options import Sampling as Sampling
+from speculate.strategies.adaptive import Adaptive as Adaptive
 from speculate.strategies.fixed import Fixed as Fixed
 from speculate.strategies.off import Off as Off
 from speculate.text import generate as generate

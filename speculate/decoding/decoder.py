@@ -26,12 +26,12 @@ from speculate.decoding.stats import Stats
 from speculate.decoding.token import Token
 from speculate.errors import DecoderBusyError, OptionError
 from speculate.proposers.mtp_chain import MTPChain
+from speculate.proposers.prompt_lookup import PromptLookup
 from speculate.protocols import Observer, Rollbackable, SpeculativeModel, Strategy
 from speculate.sampling.callables import SamplerCallable
 from speculate.sampling.choosing import Choosing
 from speculate.sampling.options import Sampling
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
+from speculate.strategies.adaptive import Adaptive
 
 QUANTIZED_KV_START: Final = 5000
 """Length from which on `kv_bits` quantises, as in mlx-lm."""
@@ -47,9 +47,10 @@ class Decoder:
 
     Args:
         model: The target, from `speculate.load` or `speculate.adapt`.
-        strategy: Who drafts, and how much. By default the model's own head at depth 1,
-            or nobody where it has none. Give each decoder proposers of its own: one that
-            serves two in turn may draft behind the wrong text, which costs acceptance.
+        strategy: Who drafts, and how much. By default what pays, round by round: the model's
+            own head where it has one, a lookup, or nobody. Give each decoder proposers of its
+            own: one that serves two in turn may draft behind the wrong text, which costs
+            acceptance.
         sampling: How tokens are chosen: options, or a sampler of mlx-lm. Greedy by default.
         logits_processors: Called as in mlx-lm, `(tokens, logits) -> logits`, with the whole
             text so far and once for each emitted token. Objects need a `fork` method
@@ -87,7 +88,8 @@ class Decoder:
         stream: mx.Stream | mx.ThreadLocalStream | None = None,
     ) -> None:
         if strategy is None:
-            strategy = Off() if model.head is None else Fixed(MTPChain(), depth=1)
+            heads = [] if model.head is None else [MTPChain()]
+            strategy = Adaptive(*heads, PromptLookup())
         check_strategy(strategy)
         kv = None if kv_bits is None else KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
         if isinstance(sampling, Sampling):

@@ -63,7 +63,7 @@ class Drafting:
     def tell(self, commit: Commit) -> None:
         """Let everyone know what the text is, whoever drafted."""
         for proposer in list(self._left):
-            with self._tolerated(proposer):
+            with self.tolerated(proposer):
                 proposer.commit(commit)
 
     def settle(self) -> None:
@@ -75,7 +75,7 @@ class Drafting:
         failures = []
         for proposer in list(self._left):
             try:
-                with self._tolerated(proposer):
+                with self.tolerated(proposer):
                     proposer.settle()
             except Exception as failure:
                 failures.append(failure)
@@ -95,12 +95,13 @@ class Drafting:
         if proposer is None:
             raise SpeculateError(f"the strategy planned {plan.depth} drafts by nobody")
         if any(proposer is one for one in self._left):
-            with self._tolerated(proposer):
+            with self.tolerated(proposer):
                 return _checked(proposer, proposer.propose(newest, depth, choose), depth)
         return Draft(mx.zeros((0,), dtype=mx.uint32))
 
     @contextmanager
-    def _tolerated(self, proposer: Proposer) -> Iterator[None]:
+    def tolerated(self, proposer: Proposer) -> Iterator[None]:
+        """Go on without `proposer` if it raises meanwhile, where the strategy can."""
         try:
             yield
         except Exception as error:

@@ -13,6 +13,7 @@ from speculate.decoding.account import Account
 from speculate.decoding.block import Block
 from speculate.decoding.confidence import Confidence
 from speculate.decoding.loan import Loan
+from speculate.decoding.measuring import measure_costs
 from speculate.decoding.planner import Planner
 from speculate.decoding.setup import Setup
 from speculate.decoding.stats import Stats
@@ -86,6 +87,8 @@ class Run:
         self.unfed = prompt[-1]
         self._target.start()
         self._active = True
+        front = position + self.committed
+        measure_costs(self._setup, self._target, prompt, front, self._planner.remaining())
 
     def next(self) -> Token:
         """The next token. Synchronises once a block."""

@@ -76,6 +76,12 @@ class Target:
         self._keep(tokens)
         return Commit(tokens, out.hidden, ids=ids)
 
+    def rehearse(self, ids: Sequence[int]) -> None:
+        """Feed tokens, wait for what would come next, and take them back."""
+        out = self._setup.model.forward(mx.array([list(ids)], dtype=mx.uint32), self._caches)
+        mx.eval(mx.argmax(out.logits[0], axis=-1), self._arrays())
+        self._group.restore()
+
     def fed(self) -> int:
         """Tokens that are text and were fed since this was made, owed ones included."""
         owed = self._group.owed()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, cast
+from typing import Final, cast, get_args
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -13,7 +13,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from speculate.backends.adoption import adopt
 from speculate.backends.joining import group_of
 from speculate.errors import OptionError, UnsupportedModelError
-from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
+from speculate.models.fingerprint import fingerprint
+from speculate.protocols import Forward, MTPHead, Recurrence, Rollbackable, StockModel
 
 SINKS: Final = 4
 """Rows that `max_kv_size` never drops, as in mlx-lm."""
@@ -27,6 +28,8 @@ class StockAdapter(ABC):
         head: A multi-token-prediction head that fits it.
         eos_token_ids: Ids that end a text.
         vocabulary: Token strings and their ids, to compare with a draft model's.
+        recurrence: How recurrent layers run a block and are taken back; `None` for what
+            costs least on the default device. Families without such layers have no use for it.
     """
 
     def __init__(
@@ -36,11 +39,15 @@ class StockAdapter(ABC):
         head: MTPHead | None = None,
         eos_token_ids: Iterable[int] = (),
         vocabulary: Mapping[str, int] | None = None,
+        recurrence: Recurrence | None = None,
     ) -> None:
         self._stock = stock
         self._head = head
         self._eos = frozenset(eos_token_ids)
         self._vocabulary = vocabulary
+        if recurrence not in (None, *get_args(Recurrence)):
+            raise OptionError(f"recurrence must be 'ops', 'kernel' or None, got {recurrence!r}")
+        self._recurrence = recurrence
 
     @abstractmethod
     def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
@@ -55,6 +62,11 @@ class StockAdapter(ABC):
     def stock(self) -> StockModel:
         """The model of mlx-lm, unchanged."""
         return self._stock
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Fingerprinted`."""
+        return fingerprint(self._stock)
 
     @property
     def layers(self) -> Sequence[object]:
@@ -75,6 +87,11 @@ class StockAdapter(ABC):
     def vocabulary(self) -> Mapping[str, int] | None:
         """Token strings and their ids, where a tokenizer is known."""
         return self._vocabulary
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        """How recurrent layers run a block, where that was chosen."""
+        return self._recurrence
 
     def make_cache(
         self, max_kv_size: int | None = None, *, position: int = 0

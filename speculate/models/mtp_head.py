@@ -10,6 +10,7 @@ import mlx.core as mx
 from speculate.backends.joining import group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.errors import OptionError
+from speculate.models.fingerprint import fingerprint
 from speculate.models.mtp_build import HeadWeights, build_module
 from speculate.models.mtp_module import MTPModule
 from speculate.models.mtp_trunk import Trunk
@@ -56,6 +57,11 @@ class QwenMTPHead:
         self._trunk = trunk
         self._module = module
         self._feed = feed
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Fingerprinted`."""
+        return fingerprint(self._module)
 
     def make_cache(self, position: int = 0) -> list[Rollbackable]:
         layers: list[Rollbackable] = [RewindableKVCache(position) for _ in self._module.layers]

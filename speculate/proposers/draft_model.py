@@ -16,6 +16,7 @@ from speculate.protocols import (
     Choose,
     Commit,
     Draft,
+    Fingerprinted,
     Rollbackable,
     SpeculativeModel,
 )
@@ -65,6 +66,11 @@ class DraftModel:
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def fingerprint(self) -> str:
+        """The draft model's; see `Fingerprinted`."""
+        return self._draft.fingerprint if isinstance(self._draft, Fingerprinted) else ""
 
     def attach(self, target: SpeculativeModel, /) -> None:
         if target is not self._target:

@@ -14,6 +14,7 @@ from speculate.protocols import (
     Choose,
     Commit,
     Draft,
+    Fingerprinted,
     Forward,
     MTPHead,
     Rollbackable,
@@ -46,6 +47,12 @@ class MTPChain:
     @property
     def name(self) -> str:
         return "mtp"
+
+    @property
+    def fingerprint(self) -> str:
+        """The head's; see `Fingerprinted`."""
+        head: object = self._head
+        return head.fingerprint if isinstance(head, Fingerprinted) else ""
 
     def attach(self, target: SpeculativeModel, /) -> None:
         if target.head is None:

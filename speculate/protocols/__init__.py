@@ -1,11 +1,15 @@
 """What a part must do. Imports `mlx.core`, `attrs` and `typing_extensions`, nothing else."""
 
+from speculate.protocols.cache import Deferred as Deferred
+from speculate.protocols.cache import DefersRollback as DefersRollback
 from speculate.protocols.cache import Entries as Entries
 from speculate.protocols.cache import RecordsRollback as RecordsRollback
 from speculate.protocols.cache import Rollbackable as Rollbackable
 from speculate.protocols.cache import Trimmable as Trimmable
+from speculate.protocols.fingerprint import Fingerprinted as Fingerprinted
 from speculate.protocols.model import Forward as Forward
 from speculate.protocols.model import MTPHead as MTPHead
+from speculate.protocols.model import Recurrence as Recurrence
 from speculate.protocols.model import SpeculativeModel as SpeculativeModel
 from speculate.protocols.model import StockModel as StockModel
 from speculate.protocols.proposer import Choice as Choice

@@ -2,11 +2,30 @@
 
 from collections.abc import Callable, Sequence
 
+import attrs
 import mlx.core as mx
 from typing_extensions import Protocol, runtime_checkable
 
 Entries = Sequence[mx.array | None]
 """The entries of a state cache, in slot order; `None` where nothing was written yet."""
+
+
+@attrs.frozen(eq=False)
+class Deferred:
+    """A rewind that is noted, and carried out only if somebody reads the entries.
+
+    Attributes:
+        restore: What the layer recorded: `restore(m)` gives the entries after the first `m`
+            tokens of a block.
+        num_tokens: That `m`.
+    """
+
+    restore: Callable[[int], Entries]
+    num_tokens: int
+
+    def entries(self) -> Entries:
+        """Carry it out."""
+        return self.restore(self.num_tokens)
 
 
 @runtime_checkable
@@ -88,3 +107,23 @@ class RecordsRollback(Rollbackable, Protocol):
 
     def recording(self) -> bool:
         """Whether a layer should call `record_rollback`."""
+
+
+@runtime_checkable
+class DefersRollback(RecordsRollback, Protocol):
+    """A state cache that only notes a rewind, so that its layer may go on without carrying it out.
+
+    Law: whether a layer reads the entries or goes on from `deferred()`, the next entries are
+    the same, bit for bit.
+    """
+
+    def deferred(self) -> Deferred | None:
+        """The rewind that is noted at present. A layer that goes on from it calls `replace`."""
+
+    def replace(self, entries: Entries, /) -> None:
+        """Write all entries. Those that a noted rewind would have restored are never made."""
+
+    def record_rollback(
+        self, num_tokens: int, restore: Callable[[int], Entries], snapshot: Entries | Deferred, /
+    ) -> None:
+        """As in `RecordsRollback`; the state before the tokens may itself be deferred."""

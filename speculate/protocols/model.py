@@ -1,12 +1,21 @@
 """What a model and its multi-token-prediction head must do."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import attrs
 import mlx.core as mx
 from typing_extensions import Protocol
 
 from speculate.protocols.cache import Rollbackable
+
+Recurrence = Literal["ops", "kernel"]
+"""How a recurrent layer runs a block, and with it how the block is taken back.
+
+`"ops"`: step by step, as a loop of operations. Every state exists anyway, and is kept by
+reference. `"kernel"`: all rows at once. The rows that stay run again in front of the next
+block's own.
+"""
 
 
 @attrs.frozen(eq=False)

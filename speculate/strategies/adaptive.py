@@ -1,0 +1,163 @@
+"""Who drafts, how much, and when nobody: by expected tokens per unit of time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, final
+
+from speculate.errors import OptionError
+from speculate.protocols import Costs, Plan, Proposer, Round
+from speculate.strategies.contender import PLAIN, Contender, Offer
+from speculate.strategies.cost_store import CostStore, bucket
+from speculate.strategies.timing import Timing
+from speculate.strategies.trials import Trials
+
+DEEPEST: Final = 12
+"""Most tokens of a draft. Deeper ones pay for copies of long passages only."""
+
+OPTIMISM: Final = 0.75
+"""Standard deviations by which a trial may hope for more than was seen."""
+
+WORTH_MEASURING: Final = 64
+"""Tokens to emit for which measuring the costs beforehand is worth while."""
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class Adaptive:
+    """Picks a proposer and a depth in each round, or nobody.
+
+    A round with `k` drafts is expected to give `1 + S_1 + ... + S_k` tokens, where `S_j` is
+    the chance that the first `j` drafts are all right, and to take as long as such rounds
+    took. The round with the most tokens per unit of time is made, a plain one included. The
+    chances are learned from every draft that was compared with the text, lookups' also in
+    rounds where others drafted; the times are measured once and kept current. A part of the
+    time, half a percent, is spent on trying what may be better than it looks.
+
+    A proposer that raises is left alone for the rest of the text, after one warning in the
+    log of `speculate`.
+
+    Args:
+        proposers: Who may draft. By name they must differ.
+        clock: `"wall"` to go by measured times; `"fixed"` to go by a table alone, so that
+            the same request is decoded with the same choices every time.
+        costs: The table to start from. By default what was measured before with this model,
+            its proposers, machine and version of MLX, or else is measured when the first
+            long enough text begins: about 25 forwards.
+        measure: Whether to measure; without, the table starts from a guess.
+        cache_folder: Where measured costs are kept, by default in the user's cache folder.
+
+    Raises:
+        OptionError: `clock` is neither of the two.
+    """
+
+    def __init__(
+        self,
+        *proposers: Proposer,
+        clock: Literal["wall", "fixed"] = "wall",
+        costs: Costs | None = None,
+        measure: bool = True,
+        cache_folder: Path | None = None,
+    ) -> None:
+        if clock not in ("wall", "fixed"):
+            raise OptionError(f"clock is 'wall' or 'fixed', got {clock!r}")
+        self._proposers = proposers
+        self._contenders = [Contender(proposer) for proposer in proposers]
+        self._free = {contender.name: contender.free for contender in self._contenders}
+        self._fixed = clock == "fixed"
+        self._measures = measure and costs is None and not self._fixed and bool(proposers)
+        self._store = CostStore(cache_folder)
+        self._key: str | None = None
+        self._known: dict[tuple[str | None, int], Costs] = {}
+        self._timing = Timing(costs, self._free, DEEPEST)
+        self._trials = Trials()
+
+    @property
+    def proposers(self) -> Sequence[Proposer]:
+        return self._proposers
+
+    @property
+    def plain_seconds(self) -> float:
+        """Time of a plain round as it is now, in seconds; 0 before any was timed."""
+        return self._timing.plain_seconds
+
+    def plan(self, remaining: int | None, /) -> Plan:
+        if not self._fixed and self._timing.doubts_plain():
+            return Plan()
+        best = self._choose(DEEPEST if remaining is None else min(DEEPEST, remaining - 1))
+        self._trials.earn(best.time)
+        if best.contender is None:
+            return Plan(predicted=1.0)
+        return Plan(best.contender.proposer, best.depth, predicted=best.rate)
+
+    def observe(self, round: Round, /) -> None:
+        for contender in self._contenders:
+            contender.observe(round)
+        if self._fixed or round.cut:
+            return
+        if round.proposer is None:
+            self._timing.observe_plain(round.seconds)
+        else:
+            self._timing.observe(round.proposer, round.drafted, round.seconds)
+
+    def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
+        for contender in self._contenders:
+            contender.failed = False
+        if not self._measures:
+            return False
+        place = (key, bucket(context))
+        known = self._known.get(place)
+        if known is None and key is not None:
+            known = self._store.load(key, context)
+        self._key = key
+        if known is None:
+            return remaining is None or remaining >= WORTH_MEASURING
+        if place not in self._known:
+            self._known = {place: known}
+            self._timing = Timing(known, self._free, DEEPEST)
+        return False
+
+    def take_costs(self, costs: Costs, /) -> None:
+        self._known = {(self._key, bucket(costs.context)): costs}
+        self._timing = Timing(costs, self._free, DEEPEST)
+        if self._key is not None:
+            self._store.save(self._key, costs)
+
+    def failed(self, proposer: Proposer, error: Exception, /) -> None:
+        logger.warning(
+            "proposer '%s' raised %r and is left alone until the next text",
+            proposer.name,
+            error,
+            exc_info=error,
+        )
+        for contender in self._contenders:
+            if contender.proposer is proposer:
+                contender.failed = True
+
+    def _choose(self, deepest: int) -> Offer:
+        """The best offer, or one that may be better and is worth a try."""
+        best = hope = PLAIN
+        looks = [(contender, contender.look(deepest)) for contender in self._contenders]
+        for contender, look in looks:
+            if look[1]:
+                times = self._timing.of(contender.name)
+                best = max(best, contender.best(times, look), key=_rate)
+                hope = max(hope, contender.best(times, look, OPTIMISM), key=_rate)
+        if hope.contender is None:
+            return best
+        same = hope.contender is best.contender
+        # One draft shows whether a proposer is worth more, and costs least.
+        depth = min(hope.depth, best.depth + 1) if same else 1
+        if same and depth == best.depth:
+            return best
+        look = next(look for contender, look in looks if contender is hope.contender)
+        trial = hope.contender.at(depth, self._timing.of(hope.contender.name), look)
+        loss = trial.time - trial.tokens / best.rate
+        return trial if self._trials.pay(loss) else best
+
+
+def _rate(offer: Offer) -> float:
+    return offer.rate

@@ -1,0 +1,114 @@
+"""One proposer as a strategy sees it: how good its next draft is likely to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, final
+
+import attrs
+
+from speculate.protocols import Foresees, Proposer, Round
+from speculate.strategies.survival import Survival
+
+PRIOR: Final = 0.6
+"""Chance that a first draft is right, before any was seen. Published heads reach more; a
+guess that is too low costs a round or two, one that is too high costs more."""
+
+
+@final
+@attrs.frozen
+class Offer:
+    """What may be done in the next round.
+
+    Attributes:
+        contender: Who drafts; `None` for a plain round.
+        depth: Tokens to draft.
+        tokens: Tokens that the round is expected to give.
+        time: Time that it is expected to take, in plain steps.
+    """
+
+    contender: Contender | None
+    depth: int
+    tokens: float
+    time: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per plain step: the speedup over plain decoding."""
+        return self.tokens / self.time
+
+
+PLAIN: Final = Offer(None, 0, 1.0, 1.0)
+
+
+@final
+class Contender:
+    """A proposer, and what was learned of it.
+
+    Args:
+        proposer: Who drafts.
+    """
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.proposer = proposer
+        self.name = proposer.name
+        self.failed = False
+        self._foresees = proposer if isinstance(proposer, Foresees) else None
+        self._kinds: dict[int, Survival] = {}
+
+    @property
+    def free(self) -> bool:
+        """Whether it drafts on the host, from what is known."""
+        return self._foresees is not None
+
+    def look(self, deepest: int) -> tuple[int, int]:
+        """Kind of the draft that it would make now, and its most tokens; 0 for none."""
+        if self.failed:
+            return 0, 0
+        if self._foresees is None:
+            return 0, deepest
+        outlook = self._foresees.outlook()
+        return outlook.kind, min(deepest, outlook.length)
+
+    def best(self, times: Sequence[float], look: tuple[int, int], optimism: float = 0.0) -> Offer:
+        """The depth with the most tokens per unit of time.
+
+        Args:
+            times: Of rounds with 0, 1, 2, ... drafts, in plain steps.
+            look: From `look`.
+            optimism: See `Survival.chances`.
+        """
+        kind, deepest = look
+        tokens, best, most = 1.0, (0, 1.0), 0.0
+        for depth, chance in enumerate(self._kind(kind).chances(deepest, optimism), 1):
+            tokens += chance
+            rate = tokens / times[depth]
+            if rate > most:
+                best, most = (depth, tokens), rate
+        return Offer(self, *best, times[best[0]]) if most else PLAIN
+
+    def at(self, depth: int, times: Sequence[float], look: tuple[int, int]) -> Offer:
+        """The offer at one depth."""
+        tokens = 1.0 + sum(self._kind(look[0]).chances(depth))
+        return Offer(self, depth, tokens, times[depth])
+
+    def observe(self, round: Round) -> None:
+        """Learn from a round, whoever drafted in it."""
+        for survival in self._kinds.values():
+            survival.forget(round.emitted)
+        if self._foresees is not None:
+            # It knows of every place in the text, also of those where others drafted.
+            for found in self._foresees.hindsight():
+                self._kind(found.kind).note(found.position, found.compared, found.right)
+        elif round.proposer == self.name:
+            # Where the text ended within the draft, the rest of it was not compared.
+            whole = round.emitted > round.accepted
+            compared = round.drafted if whole else round.accepted
+            self._kind(0).observe(compared, round.accepted)
+
+    def _kind(self, kind: int) -> Survival:
+        survival = self._kinds.get(kind)
+        if survival is None:
+            # The more tokens agree, the more likely is the next one to.
+            survival = self._kinds[kind] = Survival(1.0 - 1.0 / kind if kind > 1 else PRIOR)
+        return survival

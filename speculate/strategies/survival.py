@@ -1,0 +1,96 @@
+"""How far drafts get, learned from rounds and forgotten again."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, final
+
+KEPT: Final = 0.98
+"""What a comparison counts for when the next one at its position comes."""
+
+MEMORY: Final = 400.0
+"""Tokens of text after which what was seen counts 1/e, also where nothing new came."""
+
+PRIOR_WEIGHT: Final = 1.0
+"""Comparisons that the first guess counts for."""
+
+CARRIED: Final = 10.0
+"""Comparisons that the position in front counts for, where there are few of its own."""
+
+DEEPER: Final = 0.95
+"""Chance of a position that was never seen, relative to the one in front of it."""
+
+
+@final
+class Survival:
+    """Chances that the first 1, 2, ... drafts of a proposer are all right.
+
+    Keeps for each position how often a draft that came so far was right there. A draft says
+    nothing about the positions behind its first mistake, and one that was right throughout
+    nothing about deeper ones. A position that has seen little is taken to be like the one in
+    front of it.
+
+    Args:
+        prior: Chance that a first draft is right, before any was seen.
+    """
+
+    def __init__(self, prior: float) -> None:
+        self._prior = prior
+        self._right: list[float] = []
+        self._seen: list[float] = []
+
+    def observe(self, compared: int, right: int) -> None:
+        """Learn from a draft.
+
+        Args:
+            compared: Tokens of it that were compared with the text.
+            right: Leading ones that were right.
+        """
+        for position in range(min(right + 1, compared)):
+            self.note(position, 1, int(position < right))
+
+    def note(self, position: int, compared: int, right: int) -> None:
+        """Learn from drafts that were right in front of `position`.
+
+        Args:
+            position: 0 for the first token of a draft.
+            compared: Drafts whose token there was compared with the text.
+            right: How many of them were right there, too.
+        """
+        while position >= len(self._seen):
+            self._seen.append(0.0)
+            self._right.append(0.0)
+        keep = KEPT**compared
+        self._seen[position] = self._seen[position] * keep + compared
+        self._right[position] = self._right[position] * keep + right
+
+    def forget(self, tokens: int) -> None:
+        """The text went on by so many tokens."""
+        keep = math.exp(-tokens / MEMORY)
+        self._right = [right * keep for right in self._right]
+        self._seen = [seen * keep for seen in self._seen]
+
+    def chances(self, depth: int, optimism: float = 0.0) -> list[float]:
+        """`S_1 ... S_depth`: chances that so many leading drafts are all right.
+
+        Args:
+            depth: Drafts.
+            optimism: Standard deviations to add to what was learned of each position.
+        """
+        chances = []
+        product, expected, weight = 1.0, self._prior, PRIOR_WEIGHT
+        known = len(self._seen)
+        for position in range(depth):
+            right, seen = weight * expected, weight
+            if position < known:
+                right += self._right[position]
+                seen += self._seen[position]
+            expected = hazard = right / seen
+            if optimism:
+                spread = math.sqrt(expected * (1.0 - expected) / (seen + 1.0))
+                hazard = min(expected + optimism * spread, 1.0)
+            product *= hazard
+            chances.append(product)
+            expected *= DEEPER
+            weight = CARRIED
+        return chances

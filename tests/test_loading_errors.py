@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,8 @@ REASONS = {
     "no weights": r"no weights.*mlx_lm.convert",
     "weights of another shape": "mlx-lm cannot load the model: ValueError: Expected shape",
     "weights are missing": "mlx-lm cannot load the model: ValueError: Missing",
-    "weights are cut short": "mlx-lm cannot load the model|cut short",
-    "weights are none": "mlx-lm cannot load the model|safetensors",
+    "weights are cut short": r"model\.safetensors: .*cut short",
+    "weights are none": r"model\.safetensors: is not a safetensors file",
     "no tokenizer": "its tokenizer cannot be loaded",
     "tokenizer is no json": "its tokenizer cannot be loaded: JSONDecodeError",
     "code of its own": "trust_remote_code",
@@ -116,6 +117,21 @@ def test_a_broken_folder(dense: Path, what: str) -> None:
         sp.load(dense)
     assert str(dense) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_files_that_would_keep_others_waiting_or_lie_to_them(dense: Path) -> None:
+    for name in ("model.safetensors", "tokenizer.json"):
+        whole = (dense / name).read_bytes()
+        (dense / name).unlink()
+        os.mkfifo(dense / name)
+        with pytest.raises(CheckpointError, match=rf"{name}: is not a regular file"):
+            sp.load(dense)
+        (dense / name).unlink()
+        (dense / name).write_bytes(whole)
+    file = dense / "model.safetensors"
+    file.write_bytes(file.read_bytes() + b"1")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: is cut short or damaged"):
+        sp.load(dense)
 
 
 def test_a_type_that_mlx_lm_has_and_no_adapter_drives(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ def check_free(target: Path, *, replace: bool = False) -> None:
     Raises:
         CheckpointError: Something is there that is not to be replaced.
     """
-    if not (target.exists() or target.is_symlink()):
+    if not os.path.lexists(target):
         return
     if target.is_dir() and not any(target.iterdir()):
         return
@@ -68,8 +69,9 @@ def check_apart(target: Path, source: Path) -> None:
     Raises:
         CheckpointError: `target` is `source`, or holds it.
     """
-    place = source.resolve()
-    if target.resolve() in (place, *place.parents):
+    # Path.resolve raises where links go round in a circle; this does not.
+    place = Path(os.path.realpath(source))
+    if Path(os.path.realpath(target)) in (place, *place.parents):
         raise CheckpointError(f"{target}: is where the source lies. Name another folder")
 
 

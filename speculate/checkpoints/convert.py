@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, cast
@@ -11,7 +12,14 @@ import attrs
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_map_with_path
-from mlx_lm.utils import dequantize_model, load_tokenizer, quantize_model, save
+from mlx_lm.utils import (
+    create_model_card,
+    dequantize_model,
+    load_tokenizer,
+    quantize_model,
+    save_config,
+    save_model,
+)
 
 from speculate.checkpoints.drafter import packing_entry
 from speculate.checkpoints.drafter import save as save_tensors
@@ -105,10 +113,21 @@ def convert(
             module, head = dequantize_model(module), dequantize_head(head, dtype=dtype)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{source}: mlx-lm cannot convert it so: {error}") from error
-    tokenizer = load_tokenizer(source, None, config.get("eos_token_id"))
-    save(folder, source, module, tokenizer, config)
     save_tensors(folder / HEAD_FILE, {PREFIX + name: a for name, a in head.weights.items()})
+    _save(folder, source, module, config)
     _record(folder / "config.json", head.quantization)
+
+
+def _save(folder: Path, source: Path, module: Module, config: dict[str, object]) -> None:
+    """Write what mlx-lm's `save` writes, `config.json` last: half of it then loads nowhere."""
+    tokenizer = load_tokenizer(source, None, config.get("eos_token_id"))
+    sees = "vision_tower" in cast(Mapping[str, object], getattr(module, "model", {}))
+    save_model(folder, module, donate_model=True)
+    tokenizer.save_pretrained(folder)
+    for path in (*source.glob("*.py"), *source.glob("generation_config.json")):
+        shutil.copy(path, folder)
+    create_model_card(folder, None)
+    save_config(config, folder / "config.json", keep_vision_config=sees)
 
 
 def _dtype(conversion: Conversion, config: Mapping[str, object]) -> mx.Dtype | None:

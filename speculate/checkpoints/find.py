@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 
-from speculate.checkpoints.folder import Survey, listed, setting, survey
+from speculate.checkpoints.folder import Survey, exists, listed, setting, survey
 from speculate.checkpoints.header import TensorEntry
 from speculate.checkpoints.names import PREFIXES, are_bare, strip_prefix
 from speculate.errors import CheckpointError, HeadNotFoundError
@@ -115,7 +115,7 @@ def _check_listed(found: Survey) -> None:
     for file, names in absent.items():
         head = names if are_bare(names) else [name for name in names if strip_prefix(name)]
         if head:
-            state = "does not hold it" if file.exists() else "is missing"
+            state = "does not hold it" if exists(file) else "is missing"
             raise CheckpointError(
                 f"{found.folder}: the index lists {head[0]} in {file.name}, which {state}. "
                 "Download the folder whole, or load it without its head (head=False)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Final, cast
@@ -15,6 +16,9 @@ JSON_LIMIT: Final = 64 * 2**20
 """Longest index or config that is read, in bytes."""
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
+
+FILE_LIMIT: Final = 10_000
+"""Most files that an index may list."""
 
 
 @attrs.frozen
@@ -44,10 +48,10 @@ def survey(path: Path) -> Survey:
     Raises:
         CheckpointError: A file is damaged, or the index points out of the folder.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return _merge(path.parent, [_safetensors_file(path)], {})
     places = listed(path)
-    present = {file for file in set(places.values()) if file.exists()}
+    present = {file for file in set(places.values()) if exists(file)}
     present.update(_files(path, ".safetensors"))
     return _merge(path, sorted(present), places)
 
@@ -63,7 +67,10 @@ def listed(folder: Path) -> dict[str, Path]:
         names = read_json(index).get("weight_map")
         if not isinstance(names, dict):
             raise CheckpointError(f"{index}: has no 'weight_map' of names to files")
-        places = {name: _inside(folder, index, name) for name in set(map(str, names.values()))}
+        files = set(map(str, names.values()))
+        if len(files) > FILE_LIMIT:
+            raise CheckpointError(f"{index}: lists {len(files)} files, over {FILE_LIMIT}")
+        places = {name: _inside(folder, index, name) for name in files}
         found.update((tensor, places[str(name)]) for tensor, name in names.items())
     return found
 
@@ -77,6 +84,12 @@ def read_json(path: Path) -> dict[str, object]:
     if file_size(path) > JSON_LIMIT:
         raise CheckpointError(f"{path}: is longer than {JSON_LIMIT} bytes")
     return parse_json(path, path.read_bytes())
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something at a path that a stranger may have chosen: of any length."""
+    # Unlike the method of Path, this never raises.
+    return os.path.exists(path)
 
 
 def setting(config: Mapping[str, object], key: str) -> object:
@@ -114,14 +127,17 @@ def _merge(folder: Path, files: Iterable[Path], listed: Mapping[str, Path]) -> S
 
 
 def _safetensors_file(path: Path) -> Path:
-    if path.exists() and path.suffix != ".safetensors":
+    if exists(path) and path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: is no .safetensors file, and nothing else is opened")
     return path
 
 
 def _files(folder: Path, suffix: str) -> list[Path]:
     """Files by suffix; hidden ones are a file manager's, not a checkpoint's."""
-    names = (path for path in folder.iterdir() if path.name.endswith(suffix))
+    try:
+        names = [path for path in folder.iterdir() if path.name.endswith(suffix)]
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from error
     return sorted(path for path in names if not path.name.startswith("."))
 
 

@@ -11,7 +11,7 @@ from huggingface_hub import errors, snapshot_download
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download
 
 from speculate.checkpoints.find import listed_files
-from speculate.checkpoints.folder import INDEX_SUFFIX
+from speculate.checkpoints.folder import INDEX_SUFFIX, exists
 from speculate.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def download(repository: str, revision: str | None = None) -> Path:
         folder = _without_head(repository, revision, error)
     else:
         # An index may keep a head in a file of any name.
-        if absent := [name for name in listed_files(folder) if not (folder / name).exists()]:
+        if absent := [name for name in listed_files(folder) if not exists(folder / name)]:
             _explained_fetch(repository, revision, [*patterns, *absent])
     return folder
 

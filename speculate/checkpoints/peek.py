@@ -14,7 +14,7 @@ from speculate.checkpoints.fp8 import SUFFIX
 from speculate.checkpoints.names import count_layers, norms
 from speculate.checkpoints.norms import NormDecision, decide
 from speculate.checkpoints.quantization import Quantization, quantizations
-from speculate.checkpoints.read import is_part
+from speculate.checkpoints.read import about, is_part
 from speculate.checkpoints.tensors import open_tensors
 from speculate.errors import CheckpointError
 
@@ -86,8 +86,9 @@ def _norms(files: HeadFiles, weights: Mapping[str, mx.array]) -> dict[str, mx.ar
 
 def _packings(files: HeadFiles, weights: dict[str, mx.array]) -> dict[str, Quantization]:
     try:
-        split_fused(weights)
-        return quantizations(weights)
+        with about(files):
+            split_fused(weights)
+            return quantizations(weights)
     except (KeyError, IndexError) as error:
         raise CheckpointError(f"{files.folder}: holds part of a head only: {error}") from error
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import attrs
@@ -69,13 +70,33 @@ def read_head(
     _check_whole(files, weights, experts, leftovers)
     decisions = decide(weights, files.trunk_is_raw, norms)
     shift(weights, decisions)
-    quantization = quantizations(weights)
-    _check_plain(weights, quantization)
-    mx.eval(weights)
+    with about(files):
+        quantization = quantizations(weights)
+        _check_plain(weights, quantization)
+        mx.eval(weights)
     on_disk = tuple(files.prefix + name for name in leftovers)
     if on_disk:
-        logger.warning("%s: no part of a head, left out: %s", files.folder, ", ".join(on_disk))
+        # Quoted: a name may hold what moves a terminal's cursor.
+        quoted = ", ".join(map(repr, on_disk))
+        logger.warning("%s: no part of a head, left out: %s", files.folder, quoted)
     return HeadTensors(weights, quantization, decisions, tuple(experts), on_disk)
+
+
+@contextmanager
+def about(files: HeadFiles) -> Iterator[None]:
+    """Say of which file or folder an error speaks that only knows a tensor's name.
+
+    Raises:
+        CheckpointError: The body raised one, or could not read a tensor.
+    """
+    places = {tensor.path for tensor in files.tensors.values()}
+    place = places.pop() if len(places) == 1 else files.folder
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{place}: {error}") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{place}: cannot be read: {error}") from error
 
 
 def is_part(name: str) -> bool:
@@ -93,14 +114,12 @@ def _read(
     weights = read_tensors({n: t for n, t in wanted.items() if n not in singles}, done)
     # These are read one by one, as they are stacked.
     weights |= open_tensors(singles)
-    if any(name.endswith(SUFFIX) for name in weights):
-        norm = weights.get("pre_fc_norm_hidden.weight")
-        dtype = mx.bfloat16 if norm is None else norm.dtype
-        unpack_blocks(weights, files.config, dtype)
-    try:
+    with about(files):
+        if any(name.endswith(SUFFIX) for name in weights):
+            norm = weights.get("pre_fc_norm_hidden.weight")
+            dtype = mx.bfloat16 if norm is None else norm.dtype
+            unpack_blocks(weights, files.config, dtype)
         stack_experts(weights, done)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{files.folder}: cannot be read: {error}") from error
     return weights
 
 
@@ -126,7 +145,8 @@ def _check_whole(
     needed = required(max(len(experts), 1), with_experts)
     for name, weight in weights.items():
         if weight.ndim != rank(name):
-            raise CheckpointError(f"{files.prefix}{name}: has shape {weight.shape}")
+            text = f"{files.folder}: {files.prefix}{name} has shape {weight.shape}"
+            raise CheckpointError(f"{text}, and needs {rank(name)} axes")
     missing = [files.prefix + name for name in needed if name not in weights]
     if missing:
         text = f"{files.folder}: holds part of a head only: {missing[0]} is missing"

@@ -13,6 +13,7 @@ from typing_extensions import Protocol
 
 from speculate.cli import convert, demo, extract_head, generate, inspect
 from speculate.cli.parsing import Parser
+from speculate.cli.printing import printable
 from speculate.errors import SpeculateError
 
 DISTRIBUTION: Final = "mlx-speculate"
@@ -81,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return cast(Callable[[argparse.Namespace], int], args.run)(args)
     except SpeculateError as error:
-        print(f"speculate: error: {' '.join(str(error).split())}", file=sys.stderr)
+        text = printable(" ".join(str(error).split()))
+        print(f"speculate: error: {text}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED

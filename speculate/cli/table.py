@@ -10,6 +10,7 @@ from speculate.checkpoints.peek import HeadSummary
 from speculate.checkpoints.quantization import Quantization
 from speculate.cli.check import Check
 from speculate.cli.layers import Architecture
+from speculate.cli.printing import printable
 from speculate.cli.report import Report
 
 Row = tuple[str, str]
@@ -21,7 +22,7 @@ def show(report: Report, check: Check | None) -> None:
     rows = list(_rows(report))
     if check is not None:
         rows += [("check" if not place else "", line) for place, line in enumerate(check.lines())]
-    title, lines = _printable(report.path), [(label, _printable(text)) for label, text in rows]
+    title, lines = printable(report.path), [(label, printable(text)) for label, text in rows]
     if sys.stdout.isatty():
         _show_in_terminal(title, lines)
         return
@@ -45,11 +46,6 @@ def _show_in_terminal(title: str, rows: Sequence[Row]) -> None:
     console = Console(highlight=False)
     console.print(Text(title, style="bold"))
     console.print(table)
-
-
-def _printable(text: str) -> str:
-    """Without control sequences, which a file's names may hold."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _rows(report: Report) -> Iterator[Row]:

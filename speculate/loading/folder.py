@@ -47,7 +47,9 @@ def locate(
 
 
 def check_folder(folder: Path, overrides: Mapping[str, object] | None) -> None:
-    """Refuse a folder that mlx-lm could not load, and say why. Reads `config.json` only.
+    """Refuse a folder that mlx-lm could not load, and say why.
+
+    Reads `config.json` and the headers of weights, and nothing else.
 
     Args:
         folder: Where the model lies.
@@ -73,6 +75,7 @@ def check_folder(folder: Path, overrides: Mapping[str, object] | None) -> None:
             f"{folder}: has no weights, which mlx-lm expects in model*.safetensors. Download "
             "the folder whole, or convert what is there with mlx_lm.convert"
         )
+    _check_files(folder)
 
 
 @contextmanager
@@ -96,6 +99,17 @@ def one_line(error: BaseException) -> str:
     if len(text) > REASON_LIMIT:
         text = text[:REASON_LIMIT] + " ..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _check_files(folder: Path) -> None:
+    """What others are about to open: a pipe would keep them waiting, a header may lie to them."""
+    from speculate.checkpoints.header import read_header
+
+    for path in sorted(folder.iterdir()):
+        if path.match("model*.safetensors"):
+            read_header(path)
+        elif path.exists() and not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"{path}: is not a regular file")
 
 
 def _check_type(folder: Path, config: Mapping[str, object]) -> None:

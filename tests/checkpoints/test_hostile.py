@@ -16,6 +16,7 @@ import mlx.core as mx
 import pytest
 
 from speculate.checkpoints import find_head, has_head, read_head
+from speculate.checkpoints.folder import FILE_LIMIT
 from speculate.checkpoints.header import HEADER_LIMIT
 from speculate.errors import CheckpointError
 from tests.checkpoints import tiny
@@ -109,6 +110,24 @@ def test_a_header_over_the_limit_is_not_even_read(tmp_path: Path) -> None:
         find_head(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b",".join(b'"%d":0' % (n % 99_999) for n in range(100_000)), "twice"),
+        (b",".join(b'"%d":{}' % n for n in range(600_000)), "keys, lists and objects"),
+        (b'"a":[' + b"[]," * 1_100_000 + b"0]", "keys, lists and objects"),
+    ],
+    ids=["one name of many twice", "too many objects", "too many lists"],
+)
+def test_a_header_of_very_many_parts_is_refused_as_quickly(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    (tmp_path / "mtp.safetensors").write_bytes(safetensors(b"{" + content + b"}"))
+    with pytest.raises(CheckpointError, match=r"mtp\.safetensors") as caught:
+        find_head(tmp_path)
+    assert reason in str(caught.value)
+
+
 INDEX = {
     "a path out of the folder": ("../other/model.safetensors", "outside"),
     "an absolute path": ("/etc/model.safetensors", "outside"),
@@ -132,6 +151,22 @@ def test_an_index_may_name_files_of_its_folder_only(
     with pytest.raises(CheckpointError, match=r"index\.json") as caught:
         find_head(tmp_path / "folder")
     assert reason in str(caught.value)
+
+
+def test_an_index_may_not_list_names_or_files_without_end(tmp_path: Path) -> None:
+    folder = tiny.write(tmp_path, {"model.safetensors": {"a": mx.zeros((2,))}})
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {NAME: f"{'a' * 5000}.safetensors"}}))
+    with pytest.raises(CheckpointError, match="which is missing"):
+        find_head(folder)
+    places = {f"{NAME}.{n}": f"{n}.safetensors" for n in range(FILE_LIMIT + 1)}
+    index.write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(CheckpointError, match=r"index\.json: lists 10001 files"):
+        find_head(folder)
+    with index.open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(CheckpointError, match=r"index\.json: is longer than"):
+        find_head(folder)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +195,8 @@ def test_links_that_go_round_in_circles_and_things_that_are_no_files(tmp_path: P
         with pytest.raises(CheckpointError, match=r"mtp\.safetensors"):
             find_head(folder)
     loop(tmp_path / "loop")
-    for path in (tmp_path / "loop", tmp_path / "nowhere", tmp_path / "0" / "x.bin"):
+    long = tmp_path / ("a" * 300)
+    for path in (tmp_path / "loop", tmp_path / "nowhere", tmp_path / "0" / "x.bin", long):
         with pytest.raises(CheckpointError, match=path.name):
             find_head(path)
 

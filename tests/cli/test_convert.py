@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from mlx_lm.convert import convert
 
 import speculate as sp
 from speculate.checkpoints import HeadTensors, Quantization, find_head, read_head
+from speculate.errors import CheckpointError
 from speculate.models.mtp_head import QwenMTPHead, build_head
 from tests import words
 from tests.checkpoints import tiny
@@ -202,6 +206,32 @@ def test_a_head_from_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "no multi-token-prediction head" in said.err
     target = converted(capsys, folder, "--head", str(drafter))
     assert read_head(find_head(target)).weights.keys() == tiny.make_head().keys()
+
+
+KILLED = """
+import os, signal, sys
+from speculate.checkpoints import convert
+from speculate.cli.main import main
+whole = getattr(convert, sys.argv[1])
+def stop(*args, **options):
+    whole(*args, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(convert, sys.argv[1], stop)
+main(["convert", *sys.argv[2:]])
+"""
+
+
+@pytest.mark.parametrize("step", ["save_tensors", "save_model", "create_model_card"])
+def test_a_killed_run_leaves_nothing_that_loads(tmp_path: Path, step: str) -> None:
+    target = tmp_path / "out"
+    places = [str(published(tmp_path / "source")), str(target)]
+    ran = subprocess.run([sys.executable, "-c", KILLED, step, *places], check=False)
+    assert ran.returncode == -signal.SIGKILL
+    assert not target.exists()
+    (hidden,) = tmp_path.glob(".out.*.partial")
+    for folder in (hidden, hidden / "new"):
+        with pytest.raises(CheckpointError):
+            sp.load(folder)
 
 
 def test_what_is_refused(

@@ -172,11 +172,10 @@ def test_a_quantised_head_is_extracted_as_it_is(
     target = extract(capsys, folder)
     found = read_head(find_head(target))
     assert all(bool(mx.array_equal(found.weights[name], array)) for name, array in stored.items())
-    config = json.loads((target / "config.json").read_text())["quantization"]
+    common = {"bits": 6, "group_size": 64, "mode": "affine"}
     other = {"bits": 8, "group_size": 32, "mode": "mxfp8"}
-    assert config == {
-        "bits": 6, "group_size": 64, "mode": "affine", "layers.0.self_attn.v_proj": other
-    }  # fmt: skip
+    config = json.loads((target / "config.json").read_text())["quantization"]
+    assert config == {**common, "layers.0.self_attn.v_proj": other}
 
 
 def test_a_quantised_head_can_be_quantised_anew(
@@ -216,14 +215,16 @@ def test_nothing_is_overwritten_unless_asked_for(
     assert run(capsys, *args, "--force").status == 0
     assert not (target / "mine").exists()
     # Only a model's folder gives way, and never the source.
-    other = tmp_path / "other"
-    other.mkdir()
+    (other := tmp_path / "other").mkdir()
     (other / "thesis.txt").write_text("")
-    for place, reason in ((other, "no model's folder"), (folder, "source lies")):
+    (tmp_path / "loop").symlink_to("loop")
+    places = {other: "no model's folder", folder: "source lies"}
+    places |= dict.fromkeys([tmp_path / "loop" / "x", tmp_path / ("a" * 300)], "cannot be made")
+    for place, reason in places.items():
         again = run(capsys, "extract-head", str(folder), "--output", str(place), "--force")
         assert again.status == 2 and reason in again.err
     assert (other / "thesis.txt").exists() and (folder / "mtp.safetensors").exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"source", "source-mtp", "other"}
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "source-mtp", "other", "loop"}
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -267,11 +268,10 @@ def test_a_killed_run_leaves_nothing_that_loads(
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     # What was there is there still; what was being made is hidden, and no head.
     assert (target / "model.safetensors").read_bytes() == before
-    hidden = [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-    assert [path.suffix for path in hidden] == [".partial"]
-    for path in (hidden[0], hidden[0] / "new"):
+    (hidden,) = tmp_path.glob(".source-mtp.*.partial")
+    for path in (hidden, hidden / "new"):
         assert run(capsys, "inspect", str(path / "model.safetensors")).status == 2
-    assert not (hidden[0] / "new" / "config.json").exists()
+    assert not (hidden / "new" / "config.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,16 @@ def test_names_cannot_write_to_the_terminal(
     assert said.status == 0 and "\x1b" not in said.out and "?]0;owned?[bold]?" in said.out
 
 
+def test_an_error_cannot_write_to_the_terminal_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder(tmp_path)
+    names = {"mtp.\x1b[2Jfc.weight": "\x1b]0;owned\x07.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    said = inspected(capsys, path)
+    assert said.status == 2 and "\x1b" not in said.err and "mtp.?[2Jfc.weight" in said.err
+
+
 def test_norms_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head = {n: a * float("nan") if "norm" in n else a for n, a in tiny.make_head().items()}
     path = tiny.write(tmp_path, {"mtp.safetensors": tiny.prefixed(head)})

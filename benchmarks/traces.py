@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, cast, final
+from typing import Final, TypedDict, cast, final
 
 import attrs
 import mlx.core as mx
@@ -24,6 +23,22 @@ from benchmarks.workloads import Request, workloads
 from speculate.protocols import Choice, Commit, Proposer, Rollbackable, SpeculativeModel, Verdict
 
 DEPTH: Final = 8
+
+
+class Guesses(TypedDict):
+    """A proposer's part of a line."""
+
+    right: list[int]
+    confidence: list[list[float]]
+
+
+class Trace(TypedDict):
+    """A line, without the names of its workload and request."""
+
+    prompt: list[int]
+    output: list[int]
+    depth: int
+    proposers: dict[str, Guesses]
 
 
 @final
@@ -117,8 +132,8 @@ def speak(target: SpeculativeModel, request: Request, records: Sequence[Record] 
     return [speaker.say(token) for token in wanted[: request.length]]
 
 
-def trace(target: SpeculativeModel, draft: SpeculativeModel, request: Request) -> dict[str, object]:
-    """One line of the file, without the names of workload and request."""
+def trace(target: SpeculativeModel, draft: SpeculativeModel, request: Request) -> Trace:
+    """What the head and the draft model would have guessed along a request's output."""
     records = [Record(sp.MTPChain()), Record(sp.DraftModel(draft))]
     output = speak(target, request, records)
     return {
@@ -135,6 +150,12 @@ def trace(target: SpeculativeModel, draft: SpeculativeModel, request: Request) -
     }
 
 
+def survival(rights: Iterable[Sequence[int]]) -> list[float]:
+    """How often the first 1, 2, ... drafts were all right, where so many were left to guess."""
+    counts = [count for right in rights for count in right[:-DEPTH]]
+    return [sum(count >= d for count in counts) / len(counts) for d in range(1, DEPTH + 1)]
+
+
 def _leading(drafts: Iterable[int], text: Sequence[int]) -> int:
     count = 0
     for draft, token in zip(drafts, text, strict=False):
@@ -144,20 +165,30 @@ def _leading(drafts: Iterable[int], text: Sequence[int]) -> int:
     return count
 
 
+def _print_survival(name: str, lines: Iterable[Trace]) -> None:
+    rights: dict[str, list[list[int]]] = {}
+    for line in lines:
+        for proposer, guesses in line["proposers"].items():
+            rights.setdefault(proposer, []).append(guesses["right"])
+    for proposer, counts in rights.items():
+        shares = (f"{share:.3f}" for share in survival(counts))
+        print(f"{name:12} {proposer:6}", *shares, flush=True)
+
+
 def main() -> None:
-    """Write the file, and print how far drafts survive."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Write the file, and print how far drafts survive in each workload."""
+    parser = argparse.ArgumentParser(description="Record acceptance traces.")
     parser.add_argument("--output", type=Path, required=True)
     path: Path = parser.parse_args().output
     target, tokenizer = sp.load_demo("hybrid")
     draft, _ = sp.load_demo("draft")
     with path.open("w", encoding="utf-8") as file:
         for name, requests in workloads(tokenizer).items():
-            for index, request in enumerate(requests):
-                start = time.perf_counter()
-                line = {"workload": name, "request": index, **trace(target, draft, request)}
-                file.write(json.dumps(line, separators=(",", ":")) + "\n")
-                print(f"{name} {index}: {time.perf_counter() - start:.1f} s", flush=True)
+            lines = [trace(target, draft, request) for request in requests]
+            for index, line in enumerate(lines):
+                full = {"workload": name, "request": index, **line}
+                file.write(json.dumps(full, separators=(",", ":")) + "\n")
+            _print_survival(name, lines)
 
 
 if __name__ == "__main__":

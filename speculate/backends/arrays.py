@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import final
 
@@ -11,27 +10,11 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 from typing_extensions import override
 
-from speculate.backends.group import RECORD_WINDOW
 from speculate.backends.member import GroupMember
+from speculate.backends.records import Content, Record, Records, by_reference
 from speculate.backends.rows import check_trim
 from speculate.errors import RewindError
-from speculate.protocols import Entries
-
-
-@attrs.frozen(eq=False)
-class Record:
-    """How to take back the tokens of one block.
-
-    Attributes:
-        num_tokens: Tokens of the block.
-        restore: Entries after its first `m` tokens; `None` where only the whole block
-            can be taken back.
-        snapshot: Entries before it, by reference.
-    """
-
-    num_tokens: int
-    restore: Callable[[int], Entries] | None
-    snapshot: Entries
+from speculate.protocols import Deferred, Entries
 
 
 @attrs.frozen(eq=False)
@@ -40,12 +23,12 @@ class Before:
 
     Attributes:
         length: Tokens fed.
-        entries: By reference.
+        content: By reference.
         newest: The newest record.
     """
 
     length: int
-    entries: list[mx.array | None]
+    content: Content
     newest: Record | None
 
 
@@ -57,17 +40,20 @@ class RewindableArraysCache(GroupMember, ArraysCache):
     For any other layer the entries before a block are kept by reference (a layer replaces
     entries and never writes into one), so that whole blocks can be taken back.
 
+    A rewind into a block is a note. It is carried out when the entries are read, unless the
+    layer that recorded the block goes on from the note.
+
     Args:
         size: Number of entries.
         length: Tokens that the state stands for already.
     """
 
-    cache: list[mx.array | None]  # type: ignore[assignment]  # mlx-lm's is inferred too narrow
+    _content: Content
 
     def __init__(self, size: int, length: int = 0) -> None:
         ArraysCache.__init__(self, size)
         self._length = length
-        self._records: deque[Record] = deque()
+        self._records = Records()
         self._speculating = False
         self._unrecorded = False
         self._open: Before | None = None
@@ -83,19 +69,37 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         return cache
 
     def hand_back(self) -> ArraysCache:
-        stock = self._source or ArraysCache(len(self.cache))
-        stock.state = (list(self.cache), None, None)
-        self.cache = [None] * len(self.cache)
+        entries = self.entries()
+        stock = self._source or ArraysCache(len(entries))
+        stock.state = (entries, None, None)
+        self.cache = [None] * len(entries)
         self.stop_speculation()
         return stock
+
+    @property  # type: ignore[override]  # mlx-lm's is inferred too narrow
+    def cache(self) -> list[mx.array | None]:
+        """The entries. Reading them carries out a rewind that was noted."""
+        if isinstance(self._content, Deferred):
+            self._content = list(self._content.entries())
+        return self._content
+
+    @cache.setter
+    def cache(self, entries: list[mx.array | None]) -> None:
+        self._content = entries
 
     def entries(self) -> list[mx.array | None]:
         """The entries now, by reference."""
         return list(self.cache)
 
+    # What layers and adapters call.
+
     @override
     def __setitem__(self, idx: int, value: mx.array | None) -> None:
         self.cache[idx] = value
+        self._unrecorded = self._speculating
+
+    def replace(self, entries: Entries, /) -> None:
+        self._content = list(entries)
         self._unrecorded = self._speculating
 
     @override
@@ -103,35 +107,35 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         ArraysCache.advance(self, N)
         self._length += N
 
-    # What layers and adapters call.
+    def deferred(self) -> Deferred | None:
+        return self._content if isinstance(self._content, Deferred) else None
 
     def recording(self) -> bool:
         return self._speculating
 
     def record_rollback(
-        self, num_tokens: int, restore: Callable[[int], Entries] | None, snapshot: Entries, /
+        self,
+        num_tokens: int,
+        restore: Callable[[int], Entries] | None,
+        snapshot: Entries | Deferred,
+        /,
     ) -> None:
-        if not self._speculating:
-            return
-        self._records.append(Record(num_tokens, restore, list(snapshot)))
-        self._unrecorded = False
-        recorded = sum(record.num_tokens for record in self._records)
-        while recorded - self._records[0].num_tokens >= RECORD_WINDOW:
-            recorded -= self._records.popleft().num_tokens
+        if self._speculating:
+            self._records.add(Record(num_tokens, restore, by_reference(snapshot)))
+            self._unrecorded = False
 
     def open_block(self) -> None:
         if self._unrecorded:
             # Somebody wrote without a record: what was recorded before is out of reach.
             self._records.clear()
         self._unrecorded = False
-        newest = self._records[-1] if self._records else None
-        self._open = Before(self._length, self.entries(), newest)
+        self._open = Before(self._length, by_reference(self._content), self._records.newest())
 
     def close_block(self, num_tokens: int, /) -> None:
         if self._open is None:
             raise RewindError("close_block without open_block")
         if self._unrecorded:
-            self.record_rollback(num_tokens, None, self._open.entries)
+            self.record_rollback(num_tokens, None, self._open.content)
         # Not every layer calls `advance`.
         self._length = self._open.length + num_tokens
         self._open = None
@@ -139,9 +143,8 @@ class RewindableArraysCache(GroupMember, ArraysCache):
     def abandon_block(self) -> None:
         if self._open is None:
             return
-        self.cache, self._length = self._open.entries, self._open.length
-        while self._records and self._records[-1] is not self._open.newest:
-            self._records.pop()
+        self._content, self._length = self._open.content, self._open.length
+        self._records.forget_behind(self._open.newest)
         self._unrecorded = False
         self._open = None
 
@@ -160,31 +163,14 @@ class RewindableArraysCache(GroupMember, ArraysCache):
     def can_trim(self, n: int, /) -> bool:
         if n <= 0 or self._unrecorded:
             return n == 0
-        for record in reversed(self._records):
-            if n < record.num_tokens:
-                return record.restore is not None
-            n -= record.num_tokens
-            if n == 0:
-                return True
-        return False
+        return self._records.reach(n)
 
     def trim(self, n: int, /) -> int:
         check_trim(self, self.group(), n)
-        left = n
-        while left > 0:
-            record = self._records.pop()
-            left -= record.num_tokens
-            self._return_into(record, max(0, -left))
-        self._length -= n
+        if n > 0:
+            self._content = self._records.take_back(n)
+            self._length -= n
         return n
-
-    def _return_into(self, record: Record, m: int) -> None:
-        """Go back to after the first `m` tokens of a block, which stay recorded."""
-        if m == 0 or record.restore is None:
-            self.cache = list(record.snapshot)
-        else:
-            self.cache = list(record.restore(m))
-            self._records.append(Record(m, record.restore, record.snapshot))
 
     def start_speculation(self) -> None:
         self._speculating = True
@@ -197,12 +183,12 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         self._records.clear()
 
     def checkpoint(self) -> Callable[[], None]:
-        length, entries = self._length, self.entries()
+        length, content = self._length, by_reference(self._content)
 
         def go_back() -> None:
             self._records.clear()
             self._unrecorded = False
-            self.cache, self._length = list(entries), length
+            self._content, self._length = by_reference(content), length
 
         return go_back
 

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import final
 
 import mlx.core as mx
-from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import RotatingKVCache
 from typing_extensions import override
 
 from speculate.backends.group import RECORD_WINDOW
-from speculate.backends.masks import mask_with_sinks
+from speculate.backends.masks import mask_of_block, mask_of_one
 from speculate.backends.member import AbandonsByCheckpoint, GroupMember
 from speculate.backends.rows import STEP, check_trim
+from speculate.backends.sinks import Sinks
 from speculate.errors import RewindError
 
 
@@ -45,6 +45,7 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         self._slack = slack
         self._position = position
         self._speculating = False
+        self._sinks = self._new_sinks()
         self._source: RotatingKVCache | None = None
 
     @classmethod
@@ -64,14 +65,15 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         if self._position:
             raise RewindError("a cache that started late has no equal among mlx-lm's caches")
         stock = self._source or RotatingKVCache(max_size=self.max_size, keep=self.keep)
-        if self.keys is not None and self.values is not None:
+        window = self.newest(min(self.rows(), self.max_size))
+        if window is not None:
             # Copies: a view would keep the whole buffer alive, and make the next write copy it.
-            stock.keys = mx.contiguous(self._view(self.keys, min(self.rows(), self.max_size)))
-            stock.values = mx.contiguous(self._view(self.values, min(self.rows(), self.max_size)))
+            stock.keys, stock.values = (mx.contiguous(rows) for rows in window)
             stock.offset, stock._idx = self.offset, stock.keys.shape[2]
             # Left lazy, they could not be read in another thread.
             mx.eval(stock.keys, stock.values)
-        self.keys, self.values, self.offset, self._idx = None, None, 0, 0
+        self._take(None, 0)
+        self.offset = 0
         return stock
 
     def rows(self) -> int:
@@ -81,41 +83,43 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
     @override
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         new = keys.shape[2]
-        seen = min(self.rows(), self.max_size - 1) + new
         if new > self._room() - self._kept_rows():
-            return self._append_long(keys, values, seen)
-        buffers = self._with_room(keys, values)
-        start, end = self.rows(), self.rows() + new
-        self._idx, self.offset = end, self.offset + new
-        for buffer, rows in zip(buffers, (keys, values), strict=True):
-            buffer[..., start:end, :] = rows
-        self.keys, self.values = buffers
-        return self._view(buffers[0], seen), self._view(buffers[1], seen)
+            return self._append_long(keys, values)
+        self.keys, self.values = self._with_room(keys, values)
+        keys = self._sinks[0].append(self.keys, keys, self.rows())
+        values = self._sinks[1].append(self.values, values, self.rows())
+        self._idx, self.offset = self.rows() + new, self.offset + new
+        return keys, values
 
-    def _append_long(
-        self, keys: mx.array, values: mx.array, seen: int
-    ) -> tuple[mx.array, mx.array]:
+    def _append_long(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Take in a block longer than the buffer, as a prefill chunk is, and keep its end."""
         self.offset += keys.shape[2]
-        prior = seen - keys.shape[2]
-        if self.keys is not None and self.values is not None:
-            keys = mx.concatenate([self._view(self.keys, prior), keys], axis=2)
-            values = mx.concatenate([self._view(self.values, prior), values], axis=2)
-        self._idx = seen
-        kept = min(seen, self._kept_rows())
-        self.keys = mx.contiguous(self._view(keys, kept))
-        self.values = mx.contiguous(self._view(values, kept))
-        self._idx = kept
+        prior = self.newest(min(self.rows(), self.max_size - 1))
+        if prior is not None:
+            keys = mx.concatenate([prior[0], keys], axis=2)
+            values = mx.concatenate([prior[1], values], axis=2)
+        self._take((keys, values), keys.shape[2])
+        kept = self.newest(min(self.rows(), self._kept_rows())) or (keys, values)
+        self._take((mx.contiguous(kept[0]), mx.contiguous(kept[1])), kept[0].shape[2])
         return keys, values
+
+    def _take(self, rows: tuple[mx.array, mx.array] | None, count: int) -> None:
+        """Go on with other buffers, whose first `count` rows count and are in time order."""
+        self.keys, self.values = rows or (None, None)
+        self._idx = count
+        self._sinks = self._new_sinks()
+
+    def _new_sinks(self) -> tuple[Sinks, Sinks]:
+        size = self.max_size, self.keep, self._room()
+        return Sinks(*size), Sinks(*size)
 
     def _kept_rows(self) -> int:
         """Rows that must survive: the window, and while speculating what may come back."""
-        kept: int = self.max_size + (self._slack if self._speculating else 0)
-        return kept
+        return int(self.max_size + (self._slack if self._speculating else 0))
 
     def _room(self) -> int:
         """Rows of a full buffer: each time it fills up, the window moves to its front."""
-        spare = min(max(self.max_size, RECORD_WINDOW), 4 * STEP)
+        spare = min(max(self.max_size, RECORD_WINDOW), STEP if self.keep else 4 * STEP)
         return int(self.max_size + self._slack + spare)
 
     def _with_room(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -124,33 +128,23 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         if self.keys is not None and self.values is not None and needed <= self.keys.shape[2]:
             return self.keys, self.values
         count = self.rows() if needed <= self._room() else min(self.rows(), self._kept_rows())
-        capacity = min(-(-needed // STEP) * STEP, self._room())
-        moved = (
-            self._moved(self.keys, keys, count, capacity),
-            self._moved(self.values, values, count, capacity),
-        )
-        self._idx = count
-        return moved
-
-    def _moved(
-        self, buffer: mx.array | None, like: mx.array, count: int, capacity: int
-    ) -> mx.array:
-        shape = (like.shape[0], like.shape[1], capacity - count, like.shape[3])
-        fresh = mx.zeros(shape, dtype=like.dtype)
-        return fresh if buffer is None else mx.concatenate([self._view(buffer, count), fresh], 2)
+        free = min(-(-needed // STEP) * STEP, self._room()) - count
+        kept = self.newest(count) or (None, None)
+        longer = _longer(kept[0], keys, free), _longer(kept[1], values, free)
+        self._take(longer, count)
+        return longer
 
     def _dropped(self) -> bool:
         """Whether rows of the text are gone for good."""
         return self.offset - self._position > self.rows()
 
-    def _view(self, buffer: mx.array, count: int) -> mx.array:
+    def newest(self, count: int) -> tuple[mx.array, mx.array] | None:
         """The sinks and the newest rows, `count` together, in time order."""
-        end = self.rows()
-        if count == end or self.keep == 0:
-            return buffer[..., end - count : end, :]
-        sinks = min(self.keep, count)
-        tail = buffer[..., end - (count - sinks) : end, :]
-        return mx.concatenate([buffer[..., :sinks, :], tail], axis=2)
+        if self.keys is None or self.values is None:
+            return None
+        keys, values = self._sinks
+        rows = self.rows()
+        return keys.newest(self.keys, rows, count), values.newest(self.values, rows, count)
 
     @override
     def make_mask(
@@ -159,14 +153,9 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         prior = min(self.rows(), self.max_size - 1)
         window = window_size or self.max_size
         if N == 1:
-            hidden = prior + 1 - window
-            return mx.arange(prior + 1) >= hidden if window_size and hidden > 0 else None
-        if prior + N <= window and not return_array:
-            return "causal"
-        if self._speculating and self.keep and window == self.max_size:
-            return mask_with_sinks(N, prior, window, self.keep)
-        mask: mx.array = create_causal_mask(N, prior, window_size=window)
-        return mask
+            return mask_of_one(prior, window)
+        shown = self.keep if self._speculating and window == self.max_size else 0
+        return mask_of_block(N, prior, window, shown, as_array=return_array)
 
     def start_at(self, position: int, /) -> None:
         self._position = self.offset = position
@@ -204,13 +193,23 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         raise RewindError("load the state into mlx-lm's RotatingKVCache, and adopt that")
 
     def checkpoint(self) -> Callable[[], None]:
-        # By reference: rows that count are never written again, only rows behind them.
-        before = (self.keys, self.values, self.offset, self._idx)
+        # By reference: rows that count are never written again, only rows behind them. What
+        # sinks are laid over can be had back.
+        before = (self.keys, self.values, self.offset, self._idx, self._sinks)
 
         def go_back() -> None:
-            self.keys, self.values, self.offset, self._idx = before
+            self.keys, self.values, self.offset, self._idx, self._sinks = before
 
         return go_back
 
     def arrays(self) -> list[mx.array]:
-        return [] if self.keys is None or self.values is None else [self.keys, self.values]
+        if self.keys is None or self.values is None:
+            return []
+        copies = [copy for sinks in self._sinks for copy in sinks.arrays()]
+        return [self.keys, self.values, *copies]
+
+
+def _longer(rows: mx.array | None, like: mx.array, free: int) -> mx.array:
+    """A new buffer of `rows`, and `free` more to be written."""
+    fresh = mx.zeros((*like.shape[:2], free, like.shape[3]), dtype=like.dtype)
+    return fresh if rows is None else mx.concatenate([rows, fresh], axis=2)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 from speculate.errors import UnsupportedModelError
-from speculate.protocols import MTPHead, SpeculativeModel, StockModel
+from speculate.protocols import MTPHead, Recurrence, SpeculativeModel, StockModel
 
 
 def adapt(
@@ -15,6 +15,7 @@ def adapt(
     head: MTPHead | None = None,
     eos_token_ids: Iterable[int] = (),
     vocabulary: Mapping[str, int] | None = None,
+    recurrence: Recurrence | None = None,
 ) -> SpeculativeModel:
     """Wrap a model of mlx-lm, which stays as it is.
 
@@ -25,9 +26,12 @@ def adapt(
         eos_token_ids: Ids that end a text: a tokenizer's `eos_token_ids`.
         vocabulary: Token strings and their ids, a tokenizer's `get_vocab()`, to compare
             with a draft model's.
+        recurrence: How Gated DeltaNet layers run a block and are taken back, `"ops"` or
+            `"kernel"`; `None` for what costs least on the default device.
 
     Raises:
         UnsupportedModelError: No adapter is registered for this architecture.
+        OptionError: No such recurrence.
     """
     from speculate.models.adapter import StockAdapter
     from speculate.models.registry import adapter_for
@@ -38,9 +42,15 @@ def adapt(
         head = known.head if head is None else head
         stop = stop or known.eos_token_ids
         vocabulary = known.vocabulary if vocabulary is None else vocabulary
+        recurrence = known.recurrence if recurrence is None else recurrence
     stock = stock_of(stock_model)
     factory = adapter_for(stock)
-    return factory(stock, head=head, eos_token_ids=stop, vocabulary=vocabulary)
+    if recurrence is None:
+        # Factories of other packages need not know the keyword.
+        return factory(stock, head=head, eos_token_ids=stop, vocabulary=vocabulary)
+    return factory(
+        stock, head=head, eos_token_ids=stop, vocabulary=vocabulary, recurrence=recurrence
+    )
 
 
 def stock_of(model: SpeculativeModel | StockModel) -> StockModel:

@@ -1,28 +1,24 @@
 """One Gated DeltaNet layer, driven over its own submodules so that it can be taken back.
 
 Same operations in the same order as mlx-lm's layers, so that the result is bit-equal; in
-addition it records what the recurrence consumed. Recurrence: Yang et al., "Gated Delta
-Networks: Improving Mamba2 with Delta Rule", arXiv 2412.06464, equation 10.
+addition it records how to get back, in one of the two ways of `Recurrence`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Self, final
 
 import attrs
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models.gated_delta import (
-    compute_g,
-    gated_delta_ops,
-    gated_delta_update,
-    normalize_qk,
-)
 from typing_extensions import Protocol
 
 from speculate.backends.group import RECORD_WINDOW
+from speculate.models.every_state import EveryState, step_by_step
+from speculate.models.folded_replay import FoldedReplay, all_at_once
 from speculate.models.output import Linear
-from speculate.protocols import Entries, RecordsRollback
+from speculate.models.recurrence import Inputs, RecurrentLayer, Start, States
+from speculate.protocols import Deferred, DefersRollback, Entries, Recurrence
 
 
 class GatedNorm(Protocol):
@@ -31,19 +27,11 @@ class GatedNorm(Protocol):
     def __call__(self, x: mx.array, gate: mx.array, /) -> mx.array: ...
 
 
-class GatedDeltaLayer(Protocol):
+class GatedDeltaLayer(RecurrentLayer, Protocol):
     """What Qwen3.5's and Qwen3-Next's layers have in common."""
 
-    num_v_heads: int
-    num_k_heads: int
-    head_k_dim: int
-    head_v_dim: int
-    key_dim: int
     conv_dim: int
     conv_kernel_size: int
-    training: bool
-    A_log: mx.array
-    dt_bias: mx.array
     conv1d: Linear
     norm: GatedNorm
     out_proj: Linear
@@ -74,123 +62,107 @@ class Projected:
     b: mx.array
 
 
+@final
 @attrs.frozen(eq=False)
-class Consumed:
-    """What the recurrence of one block reads.
+class Block:
+    """The way back into a block of `T` tokens: what a layer records of it.
 
     Attributes:
-        q: `(1, T, key heads, key width)`, normalised.
-        k: `(1, T, key heads, key width)`, normalised.
-        v: `(1, T, value heads, value width)`.
-        a: As in `Projected`.
-        b: As in `Projected`.
+        conv_input: `(1, taps + T, conv_dim)`: the last rows before the block, and its own.
+        taps: Rows before a token that its convolution sees.
+        states: The recurrent states inside the block.
     """
 
-    q: mx.array
-    k: mx.array
-    v: mx.array
-    a: mx.array
-    b: mx.array
+    conv_input: mx.array
+    taps: int
+    states: States
 
-    def rows(self, start: int, stop: int) -> Consumed:
-        """Tokens `start` to `stop` of the block."""
-        parts = (self.q, self.k, self.v, self.a, self.b)
-        return Consumed(*(part[:, start:stop] for part in parts))
+    def __call__(self, m: int) -> Entries:
+        """The entries of the cache after the first `m` tokens, `0 < m < T`."""
+        return mx.contiguous(self._conv_window(m)), self.states.after(m)
+
+    def resume(self, m: int) -> tuple[mx.array, Start]:
+        """How the next block goes on after them, without making those entries."""
+        return self._conv_window(m), self.states.resume(m)
+
+    def _conv_window(self, m: int) -> mx.array:
+        return self.conv_input[:, m : m + self.taps]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        # Nothing in here ever changes, and the layer must not be copied along with a cache.
+        return self
 
 
-StateAfter = Callable[[int], mx.array]
-"""The recurrent state after the first `m` tokens of a block, `m` at least 1."""
-
-
-def gated_delta(layer: GatedDeltaLayer, projected: Projected, cache: StateSlots) -> mx.array:
+def gated_delta(
+    layer: GatedDeltaLayer,
+    projected: Projected,
+    cache: StateSlots,
+    recurrence: Recurrence | None = None,
+) -> mx.array:
     """Run one layer over `T` tokens and advance its cache.
+
+    Args:
+        layer: The stock layer.
+        projected: Its input projections.
+        cache: Its cache. One that `DefersRollback` is told the way back while it records.
+        recurrence: How to run a block; `None` for what costs least on the default device.
 
     Returns:
         `(1, T, width)`, the layer's output before the residual.
     """
-    window = layer.conv_kernel_size - 1
-    before = (cache[0], cache[1])
-    rows = projected.qkv.shape[1]
-    conv_input = _behind(before[0], projected.qkv, window)
-    consumed = _convolve(layer, conv_input, projected)
-    recorder = cache if isinstance(cache, RecordsRollback) and cache.recording() else None
-    out, state_after = _recur(layer, consumed, before[1], every_state=recorder is not None)
-
-    def entries_after(m: int) -> Entries:
-        return mx.contiguous(conv_input[:, m : m + window]), state_after(m)
-
-    for slot, entry in enumerate(entries_after(rows)):
-        cache[slot] = entry
+    taps, rows = layer.conv_kernel_size - 1, projected.qkv.shape[1]
+    ours = cache if isinstance(cache, DefersRollback) else None
+    recording = ours is not None and ours.recording()
+    before, conv_window, start = _before(cache, ours)
+    conv_input = _behind(conv_window, projected.qkv, taps)
+    inputs = Inputs(nn.silu(layer.conv1d(conv_input)), projected.a, projected.b)
+    kernel = (recurrence or cheapest(layer)) == "kernel"
+    out, state, states = _run(layer, start, inputs, kernel=kernel, recording=recording)
+    after = mx.contiguous(conv_input[:, rows:]), state
+    if ours is None:
+        cache[0], cache[1] = after
+    else:
+        ours.replace(after)
     cache.advance(rows)
-    if recorder is not None:
-        recorder.record_rollback(rows, entries_after, before)
+    if ours is not None and recording:
+        ours.record_rollback(rows, Block(conv_input, taps, states), before)
     gated = layer.norm(out, projected.z)
     return layer.out_proj(gated.reshape(1, rows, -1))
 
 
-def _behind(conv_window: mx.array | None, qkv: mx.array, window: int) -> mx.array:
+def cheapest(layer: RecurrentLayer) -> Recurrence:
+    """What costs least on the default device: mlx-lm's kernel, where there is one."""
+    on_metal = mx.metal.is_available() and mx.default_device() == mx.gpu
+    return "kernel" if on_metal and not layer.training and layer.head_k_dim % 32 == 0 else "ops"
+
+
+def _before(
+    cache: StateSlots, ours: DefersRollback | None
+) -> tuple[Entries | Deferred, mx.array | None, Start]:
+    """What the cache holds: all of it, the conv window, and where the recurrence goes on from."""
+    noted = None if ours is None else ours.deferred()
+    if noted is not None and isinstance(noted.restore, Block):
+        return noted, *noted.restore.resume(noted.num_tokens)
+    entries = cache[0], cache[1]
+    return entries, entries[0], Start(entries[1])
+
+
+def _behind(conv_window: mx.array | None, qkv: mx.array, taps: int) -> mx.array:
     """The block's conv input: the last rows of the text so far, then the new ones."""
     if conv_window is None:
-        conv_window = mx.zeros((1, window, qkv.shape[2]), dtype=qkv.dtype)
+        conv_window = mx.zeros((1, taps, qkv.shape[2]), dtype=qkv.dtype)
     return mx.concatenate([conv_window, qkv], axis=1)
 
 
-def _convolve(layer: GatedDeltaLayer, conv_input: mx.array, projected: Projected) -> Consumed:
-    mixed: mx.array = nn.silu(layer.conv1d(conv_input))
-    q, k, v = mx.split(mixed, [layer.key_dim, 2 * layer.key_dim], -1)
-    keys = (1, projected.qkv.shape[1], layer.num_k_heads, layer.head_k_dim)
-    values = (1, projected.qkv.shape[1], layer.num_v_heads, layer.head_v_dim)
-    q, k = normalize_qk(
-        q.reshape(keys), k.reshape(keys), inv_scale=layer.head_k_dim**-0.5, eps=1e-6
-    )
-    return Consumed(q, k, v.reshape(values), projected.a, projected.b)
-
-
-def _recur(
-    layer: GatedDeltaLayer, consumed: Consumed, state: mx.array | None, *, every_state: bool
-) -> tuple[mx.array, StateAfter]:
-    """The recurrence over a block, and how to get at the states inside it."""
-    rows = consumed.k.shape[1]
+def _run(
+    layer: GatedDeltaLayer, start: Start, block: Inputs, *, kernel: bool, recording: bool
+) -> tuple[mx.array, mx.array, States]:
+    """The recurrence over a block: its output, the state after it, and those inside it."""
+    inputs = block if start.replay is None else start.replay.then(block)
+    folded = inputs.count - block.count
     # A long block is sooner run again, up to where it is cut, than remembered state by state.
-    if every_state and 1 < rows <= RECORD_WINDOW and not _one_kernel(layer):
-        return _step_by_step(layer, consumed, state)
-
-    def run(block: Consumed) -> tuple[mx.array, mx.array]:
-        out, final = gated_delta_update(
-            block.q,
-            block.k,
-            block.v,
-            block.a,
-            block.b,
-            layer.A_log,
-            layer.dt_bias,
-            state,
-            None,
-            use_kernel=not layer.training,
-        )
-        return out, final
-
-    out, final = run(consumed)
-    return out, lambda m: final if m == rows else run(consumed.rows(0, m))[1]
-
-
-def _step_by_step(
-    layer: GatedDeltaLayer, consumed: Consumed, state: mx.array | None
-) -> tuple[mx.array, StateAfter]:
-    """The recurrence as a loop of operations, whose states exist anyway: keep them."""
-    beta = mx.sigmoid(consumed.b)
-    g = compute_g(layer.A_log, consumed.a, layer.dt_bias)
-    outs, states = [], []
-    for t in range(consumed.k.shape[1]):
-        one = consumed.rows(t, t + 1)
-        now = slice(t, t + 1)
-        out, state = gated_delta_ops(one.q, one.k, one.v, g[:, now], beta[:, now], state)
-        outs.append(out)
-        states.append(state)
-    return mx.concatenate(outs, axis=1), lambda m: states[m - 1]
-
-
-def _one_kernel(layer: GatedDeltaLayer) -> bool:
-    """Whether mlx-lm runs the recurrence as one kernel here, and not as a loop of operations."""
-    on_metal = mx.metal.is_available() and mx.default_device() == mx.gpu
-    return on_metal and not layer.training and layer.head_k_dim % 32 == 0
+    if recording and not kernel and 1 < inputs.count <= RECORD_WINDOW:
+        out, every = step_by_step(layer, inputs, start.state)
+        return out[:, folded:], every[-1], EveryState(every[folded:])
+    out, last = all_at_once(layer, inputs, start.state, kernel=kernel)
+    return out[:, folded:], last, FoldedReplay(layer, start.state, inputs, folded, kernel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast, final
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ from speculate.models.adapter import StockAdapter, refuse_pipeline
 from speculate.models.gated_delta import GatedDeltaLayer, Projected, StateSlots, gated_delta
 from speculate.models.hybrid import HybridTrunk, walk
 from speculate.models.output import Linear, project
-from speculate.protocols import Forward
+from speculate.protocols import Forward, Recurrence
 
 
 class SplitProjections(GatedDeltaLayer, Protocol):
@@ -39,7 +40,12 @@ class Wrapper(Protocol):
     language_model: TextModel
 
 
-def delta_layer(layer: SplitProjections, x: mx.array, cache: StateSlots) -> mx.array:
+def delta_layer(
+    layer: SplitProjections,
+    x: mx.array,
+    cache: StateSlots,
+    recurrence: Recurrence | None = None,
+) -> mx.array:
     """One recurrent layer over `x` `(1, T, width)`."""
     gate = (1, x.shape[1], layer.num_v_heads, layer.head_v_dim)
     projected = Projected(
@@ -48,7 +54,7 @@ def delta_layer(layer: SplitProjections, x: mx.array, cache: StateSlots) -> mx.a
         a=layer.in_proj_a(x),
         b=layer.in_proj_b(x),
     )
-    out = gated_delta(layer, projected, cache)
+    out = gated_delta(layer, projected, cache, recurrence)
     if layer.sharding_group is None:
         return out
     return mx.distributed.all_sum(out, group=layer.sharding_group)
@@ -71,7 +77,8 @@ class Qwen35Adapter(StockAdapter):
     def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         text = self._text
         refuse_pipeline(text.model.pipeline_size)
-        hidden = walk(text.model, tokens, cache, delta_layer)
+        delta = partial(delta_layer, recurrence=self.recurrence)
+        hidden = walk(text.model, tokens, cache, delta)
         logits = project(text, text.model.embed_tokens, hidden)
         if text.sharding_group is not None and "lm_head" in cast(dict[str, object], text):
             logits = gather_last_axis(logits, text.sharding_group)

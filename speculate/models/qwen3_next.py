@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast, final
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ from speculate.models.adapter import StockAdapter, refuse_pipeline
 from speculate.models.gated_delta import GatedDeltaLayer, Projected, StateSlots, gated_delta
 from speculate.models.hybrid import HybridTrunk, walk
 from speculate.models.output import Linear, project
-from speculate.protocols import Forward
+from speculate.protocols import Forward, Recurrence
 
 
 class FusedProjections(GatedDeltaLayer, Protocol):
@@ -33,14 +34,19 @@ class TextModel(Protocol):
     model: HybridTrunk[FusedProjections]
 
 
-def delta_layer(layer: FusedProjections, x: mx.array, cache: StateSlots) -> mx.array:
+def delta_layer(
+    layer: FusedProjections,
+    x: mx.array,
+    cache: StateSlots,
+    recurrence: Recurrence | None = None,
+) -> mx.array:
     """One recurrent layer over `x` `(1, T, width)`."""
     q, k, v, z, b, a = layer.fix_query_key_value_ordering(
         layer.in_proj_qkvz(x), layer.in_proj_ba(x)
     )
     flat = [part.reshape(1, x.shape[1], -1) for part in (q, k, v)]
     projected = Projected(qkv=mx.concatenate(flat, axis=-1), z=z, a=a, b=b)
-    return gated_delta(layer, projected, cache)
+    return gated_delta(layer, projected, cache, recurrence)
 
 
 @final
@@ -60,5 +66,6 @@ class Qwen3NextAdapter(StockAdapter):
     def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         trunk = self._text.model
         refuse_pipeline(trunk.pipeline_size)
-        hidden = walk(trunk, tokens, cache, delta_layer)
+        delta = partial(delta_layer, recurrence=self.recurrence)
+        hidden = walk(trunk, tokens, cache, delta)
         return Forward(project(self._stock, trunk.embed_tokens, hidden), hidden)

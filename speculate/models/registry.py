@@ -10,7 +10,7 @@ from typing_extensions import Protocol
 
 from speculate.errors import UnsupportedModelError
 from speculate.models.adapter import StockAdapter
-from speculate.protocols import MTPHead, SpeculativeModel, StockModel
+from speculate.protocols import MTPHead, Recurrence, SpeculativeModel, StockModel
 
 ENTRY_POINTS: Final = "speculate.models"
 """Group of entry points: an architecture of mlx-lm -> the class that drives it."""
@@ -27,8 +27,9 @@ class AdapterFactory(Protocol):
         head: MTPHead | None,
         eos_token_ids: Iterable[int],
         vocabulary: Mapping[str, int] | None,
+        recurrence: Recurrence | None = None,
     ) -> SpeculativeModel:
-        """Wrap a model of mlx-lm."""
+        """Wrap a model of mlx-lm. `recurrence` is passed only where one was chosen."""
 
 
 def supported() -> list[str]:

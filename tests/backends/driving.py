@@ -142,17 +142,21 @@ def contents(layer: object) -> list[Entry]:
             return [None] * 6
         return [part[..., : layer.offset, :] for part in (*keys, *values)]
     if isinstance(layer, RotatingKVCache):
-        return [_window(layer, buffer) for buffer in (layer.keys, layer.values)]
+        return _window(layer)
     assert isinstance(layer, KVCache)
     return [None if b is None else b[..., : layer.offset, :] for b in (layer.keys, layer.values)]
 
 
-def _window(layer: RotatingKVCache, buffer: mx.array | None) -> Entry:
+def _window(layer: RotatingKVCache) -> list[Entry]:
     """The sinks and the newest rows, as many as a step may see."""
-    if buffer is None:
-        return None
-    ours = isinstance(layer, RewindableRotatingKVCache)
-    ordered: mx.array = buffer[..., : layer._idx, :] if ours else layer._temporal_order(buffer)
+    if isinstance(layer, RewindableRotatingKVCache):
+        return [*(layer.newest(min(layer.rows(), layer.max_size)) or (None, None))]
+    buffers = (layer.keys, layer.values)
+    return [None if buffer is None else _newest_of(layer, buffer) for buffer in buffers]
+
+
+def _newest_of(layer: RotatingKVCache, buffer: mx.array) -> mx.array:
+    ordered: mx.array = layer._temporal_order(buffer)
     rows = min(ordered.shape[2], layer.max_size)
     sinks = min(layer.keep, rows)
     tail = ordered[..., ordered.shape[2] - (rows - sinks) :, :]

@@ -63,7 +63,10 @@ def assert_lossless(
     for prompt in texts:
         plain = _ids(Decoder(model, Off(), sampling).generate(prompt, tokens))
         scripted = ScriptedProposer(
-            [*prompt, *plain], lambda draft: WRONG[draft % 5], vocab_size=model.vocab_size
+            [*prompt, *plain],
+            lambda draft: WRONG[draft % 5],
+            vocab_size=model.vocab_size,
+            name="assert_lossless",
         )
         everyone = [*proposers, scripted]
         plans = [(dice.choice(everyone), dice.choice(depths)) for _ in range(tokens)]

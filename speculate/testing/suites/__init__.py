@@ -13,4 +13,6 @@ except ImportError as error:
     ) from error
 
 from speculate.testing.suites.caches import CacheTests as CacheTests
+from speculate.testing.suites.heads import HeadTests as HeadTests
 from speculate.testing.suites.models import ModelTests as ModelTests
+from speculate.testing.suites.proposers import ProposerTests as ProposerTests

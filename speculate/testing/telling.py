@@ -1,0 +1,175 @@
+"""A text told to a proposer, round by round, as a decoder tells it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Final, cast, final
+
+import mlx.core as mx
+
+from speculate.protocols import Choice, Commit, Draft, Proposer, SpeculativeModel, Verdict
+from speculate.testing.broken import BrokenLawError, at, require
+from speculate.testing.driving import distances
+
+LENGTH: Final = 90
+PHRASE: Final = 13
+"""Tokens that the text repeats, so that a lookup finds something."""
+
+
+@final
+class Telling:
+    """A proposer's factory, and the text that is told.
+
+    Args:
+        make: Makes the proposer.
+        target: The model that it drafts for.
+        tolerance: How far logits may be off, in units of the largest. 0 on the CPU.
+
+    Attributes:
+        text: Ids. A phrase, again and again, with changes.
+    """
+
+    def __init__(
+        self, make: Callable[[], Proposer], target: SpeculativeModel, tolerance: float = 0.0
+    ) -> None:
+        self.make = make
+        self.target = target
+        self.tolerance = tolerance
+        self.text = repetitive(target.vocab_size)
+
+    @cached_property
+    def hidden(self) -> mx.array:
+        """`(1, T, width)`, the target's hidden states of the text."""
+        tokens = mx.array([self.text], dtype=mx.uint32)
+        hidden = self.target.forward(tokens, self.target.make_cache()).hidden
+        mx.eval(hidden)
+        return hidden
+
+    def fresh(self, start: int = 0) -> Told:
+        """A new proposer that begins behind `start` tokens."""
+        return Told(self, self.make(), start)
+
+
+def repetitive(vocab_size: int, seed: int = 0) -> list[int]:
+    """A text that repeats a phrase, with another token here and there."""
+    dice = random.Random(seed)
+    phrase = [dice.randrange(vocab_size) for _ in range(PHRASE)]
+    text = [phrase[n % PHRASE] for n in range(LENGTH)]
+    for place in range(7, LENGTH, 11):
+        text[place] = dice.randrange(vocab_size)
+    return text
+
+
+def greedy(logits: mx.array, index: int) -> Choice:
+    """The most likely token."""
+    return Choice(mx.argmax(logits, axis=-1))
+
+
+@final
+class Told:
+    """A proposer in the middle of the text.
+
+    Attributes:
+        proposer: The proposer.
+        position: Tokens that were committed.
+        rounds: How many commits.
+    """
+
+    def __init__(self, telling: Telling, proposer: Proposer, start: int = 0) -> None:
+        self._telling = telling
+        self.proposer = proposer
+        self.rounds = 0
+        proposer.attach(telling.target)
+        self.begin(start)
+
+    def begin(self, start: int) -> None:
+        """Have it begin the text anew."""
+        self.proposer.begin(start)
+        self.position = start
+
+    def commit(self, count: int, verdict: Verdict | None = None, *, known: bool = True) -> None:
+        """Commit the next tokens of the text.
+
+        Args:
+            count: How many.
+            verdict: What became of a draft.
+            known: Whether the token behind them is known by now.
+
+        Raises:
+            BrokenLawError: It is somewhere else afterwards.
+        """
+        start, stop = self.position, self.position + count
+        text, hidden = self._telling.text, self._telling.hidden[:, start:stop]
+        ids = text[start:stop]
+        tokens = mx.array(ids, dtype=mx.uint32)
+        newest = text[stop] if known and stop < len(text) else None
+        with at(self.rounds, start):
+            self.proposer.commit(Commit(tokens, hidden, verdict, ids, newest))
+            found = self.proposer.position()
+            require(found == stop, f"says that it is at {found} and was told {stop}")
+        self.position = stop
+        self.rounds += 1
+
+    def read(self, count: int, chunk: int = 100) -> None:
+        """Take in a prompt, chunk by chunk."""
+        while count > 0:
+            self.commit(min(chunk, count), known=False)
+            count -= chunk
+
+    def draft(self, depth: int, choose: Callable[[mx.array, int], Choice] = greedy) -> list[int]:
+        """Ask for a draft behind the newest token.
+
+        Raises:
+            BrokenLawError: What it drafts is no draft.
+        """
+        newest = mx.array([self._telling.text[self.position]], dtype=mx.uint32)
+        with at(self.rounds, self.position):
+            return checked(
+                self.proposer.propose(newest, depth, choose), depth, self._telling.target
+            )
+
+    def round(self, depth: int, right: int) -> None:
+        """A round of its own, of which the text takes what is right.
+
+        Args:
+            depth: Tokens to draft.
+            right: How many are right, where it lets `choose` decide.
+        """
+        text = [*self._telling.text[self.position + 1 :], *[0] * depth]
+        vocabulary = self._telling.target.vocab_size
+
+        def guided(logits: mx.array, index: int) -> Choice:
+            return Choice(mx.array([(text[index] + (index >= right)) % vocabulary]))
+
+        drafted = self.draft(depth, guided)
+        wrong = [a != b for a, b in zip(drafted, text, strict=False)]
+        accepted = wrong.index(True) if any(wrong) else len(drafted)
+        self.commit(1 + accepted, Verdict(self.proposer.name, len(drafted), accepted))
+
+
+def checked(draft: Draft, depth: int, target: SpeculativeModel) -> list[int]:
+    """The ids of a draft, if it is one.
+
+    Raises:
+        BrokenLawError: It is too long, not of ids, or its laws are not one for each token.
+    """
+    tokens = draft.tokens
+    if tokens.ndim != 1 or not mx.issubdtype(tokens.dtype, mx.integer):
+        raise BrokenLawError(f"drafts {tokens.shape} {tokens.dtype}, and no row of ids")
+    ids = cast("list[int]", tokens.tolist())
+    require(len(ids) <= depth, f"drafts {len(ids)} tokens when at most {depth} were asked for")
+    require(all(0 <= id_ < target.vocab_size for id_ in ids), f"drafts {ids}, which are no ids")
+    laws = len(draft.laws)
+    require(laws in (0, len(ids)), f"gives {laws} laws for {len(ids)} tokens")
+    return ids
+
+
+def same_rows(found: Sequence[mx.array], expected: Sequence[mx.array], tolerance: float) -> bool:
+    """Whether the logits that were shown to `choose` are the same."""
+    if len(found) != len(expected):
+        return False
+    pairs = zip(found, expected, strict=True)
+    largest = max((cast(float, mx.abs(row).max().item()) for row in expected), default=0.0)
+    return all(max(distances(a, b)) <= tolerance * largest for a, b in pairs)

@@ -1,0 +1,64 @@
+"""Every proposer, against the laws of the conformance kit."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from speculate.proposers.draft_model import DraftModel
+from speculate.proposers.mtp_chain import MTPChain
+from speculate.proposers.prompt_lookup import PromptLookup
+from speculate.protocols import Proposer, SpeculativeModel
+from speculate.testing.fakes import ScriptedProposer
+from speculate.testing.suites import ProposerTests
+from speculate.testing.telling import repetitive
+from speculate.testing.toy import ToyModel
+from tests.decoding import kit
+from tests.decoding.heads import with_head
+
+
+class TestToyChain(ProposerTests):
+    def make_proposer(self) -> Proposer:
+        return MTPChain()
+
+
+class TestChain(TestToyChain):
+    def target(self) -> SpeculativeModel:
+        return with_head("qwen3_5").model
+
+
+class TestToyDraft(ProposerTests):
+    def make_proposer(self) -> Proposer:
+        return DraftModel(ToyModel(1))
+
+
+class Draft(ProposerTests):
+    name: ClassVar[str]
+
+    def make_proposer(self) -> Proposer:
+        return DraftModel(kit.get(self.name).model)
+
+
+class TestDenseDraft(Draft):
+    name = "small_dense"
+
+
+class TestHybridDraft(Draft):
+    name = "qwen3_5"
+
+
+class TestWindowedDraft(Draft):
+    name = "gpt_oss"
+
+
+class TestWholeBlocksDraft(Draft):
+    name = "lfm2"
+
+
+class TestLookup(ProposerTests):
+    def make_proposer(self) -> Proposer:
+        return PromptLookup()
+
+
+class TestScripted(ProposerTests):
+    def make_proposer(self) -> Proposer:
+        return ScriptedProposer(repetitive(64), vocab_size=64)

@@ -135,6 +135,12 @@ def test_begin_forgets_the_text_and_keeps_what_it_taught() -> None:
     assert proposer.hindsight() == [Hindsight(2, 0, 1, 0)]
     proposer.commit(told([5, 1, 2]))
     assert proposer.outlook() == Outlook(0, 0)
+    # A draft that was right so far ends with its text.
+    generate(proposer, [7, 1, 2, 7], [4])
+    assert proposer.hindsight() == [Hindsight(2, 0, 1, 1)]
+    proposer.begin(0)
+    generate(proposer, [1, 1], [1, 1])
+    assert not proposer.hindsight()
 
 
 # In runs.

@@ -27,14 +27,15 @@ class Account:
         self._stats = stats
         self._block: Block | None = None
         self._seconds = 0.0
+        self._observing = 0.0
         self._context = 0
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Time the round that is made meanwhile."""
-        began = time.perf_counter()
+        """Time the round that is made meanwhile, without what the observer takes."""
+        began, self._observing = time.perf_counter(), 0.0
         yield
-        self._seconds = time.perf_counter() - began
+        self._seconds = time.perf_counter() - began - self._observing
 
     def open(self, block: Block, context: int) -> None:
         """A block is ready to be given out.
@@ -68,8 +69,11 @@ class Account:
             context=self._context,
             confidence=[cast(float, value.item()) for value in block.confidence],
             predicted=block.plan.predicted,
+            plain_seconds=block.plan.plain_seconds,
         )
         self._stats.count(round)
         self._setup.strategy.observe(round)
         if self._setup.observer is not None:
+            began = time.perf_counter()
             self._setup.observer(round)
+            self._observing = time.perf_counter() - began

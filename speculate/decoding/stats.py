@@ -20,6 +20,7 @@ class DraftStats:
         accepted_tokens: Those of them that were emitted.
         drafted_per_position: How often a draft at each position was made.
         accepted_per_position: How often the draft at each position was emitted.
+        seconds: Time of the rounds with these drafts.
     """
 
     drafts: int = 0
@@ -27,15 +28,17 @@ class DraftStats:
     accepted_tokens: int = 0
     drafted_per_position: list[int] = attrs.Factory(list)
     accepted_per_position: list[int] = attrs.Factory(list)
+    seconds: float = 0.0
 
     @property
     def mean_acceptance_length(self) -> float:
         """Tokens that a round with a draft gives: 1 + accepted / drafts."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
 
-    def add(self, drafted: int, accepted: int) -> None:
-        """Count one draft."""
+    def add(self, drafted: int, accepted: int, seconds: float = 0.0) -> None:
+        """Count one draft, and the time of its round."""
         self.drafts += 1
+        self.seconds += seconds
         self.draft_tokens += drafted
         self.accepted_tokens += accepted
         missing = drafted - len(self.drafted_per_position)
@@ -48,6 +51,31 @@ class DraftStats:
 
 @final
 @attrs.define
+class Mean:
+    """A weighted mean in the making.
+
+    Attributes:
+        total: Sum of weight times value.
+        weight: Sum of weights.
+    """
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float | None, weight: float) -> None:
+        """Take in a value; `None` is left out."""
+        if value is not None:
+            self.total += value * weight
+            self.weight += weight
+
+    @property
+    def value(self) -> float | None:
+        """The weighted mean; `None` without weights."""
+        return self.total / self.weight if self.weight else None
+
+
+@final
+@attrs.define
 class Stats:
     """Counters of one call of `generate`.
 
@@ -55,6 +83,9 @@ class Stats:
         prompt_tokens: Tokens of the prompt.
         emitted_tokens: Tokens that came out so far.
         rounds: Target passes that gave tokens, counted when all of these were emitted.
+        round_tokens: Tokens that these gave. Within a round `emitted_tokens` is ahead of it.
+        seconds: Time of these rounds, in seconds: without the prompt, without what was
+            measured for the strategy, and without the caller's own time between tokens.
         seed: With which the text can be had again; `None` where nothing is drawn.
         total: Drafts of all proposers.
         by_proposer: Drafts of each proposer, by its name.
@@ -63,9 +94,13 @@ class Stats:
     prompt_tokens: int = 0
     emitted_tokens: int = 0
     rounds: int = 0
+    round_tokens: int = 0
+    seconds: float = 0.0
     seed: int | None = None
     total: DraftStats = attrs.Factory(DraftStats)
     by_proposer: dict[str, DraftStats] = attrs.Factory(dict)
+    _predicted: Mean = attrs.field(factory=Mean, init=False, repr=False)
+    _told: Mean = attrs.field(factory=Mean, init=False, repr=False)
 
     @property
     def drafts(self) -> int:
@@ -92,10 +127,42 @@ class Stats:
         """Tokens that a round with a draft gives: 1 + accepted / drafts."""
         return self.total.mean_acceptance_length
 
+    @property
+    def plain_seconds(self) -> float | None:
+        """Time of a step of plain decoding, in seconds.
+
+        What the strategy told, averaged over the tokens; from one that tells nothing, the mean
+        of the rounds in which nothing was drafted; `None` where there was neither.
+        """
+        plain = Mean(self.seconds - self.total.seconds, self.rounds - self.drafts)
+        return self._told.value or plain.value or None
+
+    @property
+    def predicted_speedup(self) -> float | None:
+        """Speedup over plain decoding that the strategy expected, averaged over time.
+
+        `sum(predicted * seconds) / sum(seconds)`, over the rounds with a prediction; `None`
+        where there was none. By time, because so the actual speedup is an average as well.
+        """
+        return self._predicted.value
+
+    @property
+    def actual_speedup(self) -> float | None:
+        """Speedup over plain decoding: `round_tokens * plain_seconds / seconds`.
+
+        `None` where the time of a plain step is not known.
+        """
+        plain = self.plain_seconds
+        return self.round_tokens * plain / self.seconds if plain and self.seconds else None
+
     def count(self, round: Round) -> None:
         """Count a round."""
         self.rounds += 1
+        self.round_tokens += round.emitted
+        self.seconds += round.seconds
+        self._predicted.add(round.predicted, round.seconds)
+        self._told.add(round.plain_seconds, round.emitted)
         if round.proposer is not None:
-            self.total.add(round.drafted, round.accepted)
+            self.total.add(round.drafted, round.accepted, round.seconds)
             own = self.by_proposer.setdefault(round.proposer, DraftStats())
-            own.add(round.drafted, round.accepted)
+            own.add(round.drafted, round.accepted, round.seconds)

@@ -18,12 +18,14 @@ class Plan:
         confidence: Also read how likely the proposer itself found each token it drafted.
             Comes with the round's one synchronisation.
         predicted: Speedup over plain decoding that is expected of the round, for telemetry.
+        plain_seconds: Time of a step of plain decoding as the strategy knows it, likewise.
     """
 
     proposer: Proposer | None = None
     depth: int = 0
     confidence: bool = False
     predicted: float | None = None
+    plain_seconds: float | None = None
 
 
 @attrs.frozen
@@ -38,12 +40,14 @@ class Round:
         accepted: Drafts that were emitted.
         emitted: Tokens that came out of the round.
         cut: The block ended early: a stop token, or the end of the budget.
-        seconds: Time that the round took, without the time that the caller let pass between
-            two tokens. What a round launched ahead does meanwhile does not count.
+        seconds: Time that the round took, without the time that the observer took, and that
+            the caller let pass between two tokens. What a round launched ahead does meanwhile
+            does not count.
         context: Tokens of text in front of the round.
         confidence: Probability that the proposer gave each token it drafted, where the plan
             asked for it and the proposer picks from logits.
         predicted: As in the plan.
+        plain_seconds: As in the plan.
     """
 
     index: int
@@ -57,6 +61,7 @@ class Round:
     context: int = 0
     confidence: Sequence[float] = ()
     predicted: float | None = None
+    plain_seconds: float | None = None
 
 
 @runtime_checkable

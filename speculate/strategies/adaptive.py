@@ -89,9 +89,11 @@ class Adaptive:
             return Plan()
         best = self._choose(DEEPEST if remaining is None else min(DEEPEST, remaining - 1))
         self._trials.earn(best.time)
+        plain = self.plain_seconds or None
         if best.contender is None:
-            return Plan(predicted=1.0)
-        return Plan(best.contender.proposer, best.depth, predicted=best.rate)
+            return Plan(predicted=1.0, plain_seconds=plain)
+        proposer = best.contender.proposer
+        return Plan(proposer, best.depth, predicted=best.rate, plain_seconds=plain)
 
     def observe(self, round: Round, /) -> None:
         for contender in self._contenders:

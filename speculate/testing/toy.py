@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Final, cast, final
 
 import mlx.core as mx
@@ -131,9 +132,11 @@ class ToyHead:
     def step(self, hidden: mx.array, tokens: mx.array, cache: list[Rollbackable], /) -> Forward:
         if hidden.shape != (*tokens.shape, WIDTH):
             raise OptionError(f"hidden is {hidden.shape} for tokens {tokens.shape}")
-        pair = mx.concatenate([normed(self._embedding[tokens]), hidden], axis=-1)
-        h = pair @ self._joint
-        out = normed(h + self._attention(normed(h), cache[0]))
+        group = group_of(cache)
+        with nullcontext(tokens) if group is None else group.block(tokens) as fed:
+            pair = mx.concatenate([normed(self._embedding[fed]), hidden], axis=-1)
+            h = pair @ self._joint
+            out = normed(h + self._attention(normed(h), cache[0]))
         return Forward(out @ self._output, out)
 
 

@@ -16,3 +16,5 @@ from speculate.testing.suites.caches import CacheTests as CacheTests
 from speculate.testing.suites.heads import HeadTests as HeadTests
 from speculate.testing.suites.models import ModelTests as ModelTests
 from speculate.testing.suites.proposers import ProposerTests as ProposerTests
+from speculate.testing.suites.samplers import SamplerTests as SamplerTests
+from speculate.testing.suites.strategies import StrategyTests as StrategyTests

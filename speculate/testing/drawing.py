@@ -1,0 +1,186 @@
+"""Texts drawn by a sampler from a table of logits, with drafts and without."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, cast, final
+
+import attrs
+import mlx.core as mx
+
+from speculate.protocols import Choice, Draft, Sampler
+from speculate.testing.broken import at, require
+
+PROMPT: Final = (1, 3, 2, 1, 0)
+Drafter = Callable[["Drawn", int], Draft]
+"""Drafts so many tokens behind a text."""
+
+
+@final
+class Table:
+    """A language model whose next token depends on the newest one alone.
+
+    Args:
+        seed: Of the logits.
+        vocab_size: Ids it knows.
+
+    Attributes:
+        logits: `(vocabulary, vocabulary)` float32, after each token.
+    """
+
+    def __init__(self, seed: int = 1, vocab_size: int = 8) -> None:
+        self.vocab_size = vocab_size
+        key = mx.random.key(seed)
+        self.logits = 1.5 * mx.random.normal((vocab_size, vocab_size), key=key)
+
+    def rows(self, tokens: mx.array) -> mx.array:
+        """Logits `(T, vocabulary)` behind each of some tokens `(T,)`."""
+        return self.logits[tokens]
+
+
+@final
+@attrs.define(eq=False)
+class Drawn:
+    """A text while it is drawn.
+
+    Attributes:
+        sampler: Which draws it.
+        table: The target.
+        text: The prompt, and what was emitted.
+        drafted: Tokens that were drafted.
+        accepted: Those that stood.
+    """
+
+    sampler: Sampler
+    table: Table
+    text: list[int] = attrs.Factory(lambda: list(PROMPT))
+    drafted: int = 0
+    accepted: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.sampler.begin(list(PROMPT[:-1]), len(PROMPT) - 1, frozenset())
+
+    def round(self, draft: Draft) -> None:
+        """Have the sampler decide on a draft, and make what stands text.
+
+        Raises:
+            BrokenLawError: The decision cannot be one.
+        """
+        newest = mx.array(self.text[-1:], dtype=mx.uint32)
+        k = draft.tokens.shape[0]
+        fed = mx.concatenate([newest, draft.tokens.astype(mx.uint32)])
+        decision = self.sampler.verify(newest, draft, self.table.rows(fed))
+        accepted = cast(int, decision.accepted.item())
+        require(0 <= accepted <= k, f"accepts {accepted} of {k} drafts")
+        own = cast("list[int]", decision.tokens.tolist())
+        require(len(own) > accepted, f"gives {len(own)} tokens, and none for {accepted} accepted")
+        shape = decision.logits.shape
+        fits = len(shape) == 2 and shape[0] > accepted and shape[1] == self.table.vocab_size
+        require(fits, f"gives logits {shape} for {accepted} accepted drafts")
+        self.sampler.keep(fed[: 1 + accepted])
+        drafts = cast("list[int]", draft.tokens.tolist())
+        self.text += [*drafts[:accepted], own[accepted]]
+        self.drafted += k
+        self.accepted += accepted
+
+
+def draw(
+    sampler: Sampler, table: Table, count: int, drafter: Drafter, depths: Sequence[int]
+) -> list[int]:
+    """A text of so many tokens.
+
+    Args:
+        sampler: A fresh one.
+        table: The target.
+        count: Tokens to emit.
+        drafter: Who drafts.
+        depths: How much, round by round.
+    """
+    drawn = Drawn(sampler, table)
+    for round, depth in enumerate(itertools.cycle(depths)):
+        if len(drawn.text) >= len(PROMPT) + count:
+            break
+        with at(round, len(drawn.text)):
+            drawn.round(drafter(drawn, depth))
+    return drawn.text[len(PROMPT) : len(PROMPT) + count]
+
+
+def nobody(drawn: Drawn, depth: int) -> Draft:
+    """No drafts: plain decoding."""
+    return Draft(mx.zeros((0,), dtype=mx.uint32))
+
+
+def certain(drawn: Drawn, depth: int) -> Draft:
+    """Drafts that are not drawn but looked up: each token's most likely follower."""
+    tokens, newest = [], drawn.text[-1]
+    for _ in range(depth):
+        newest = cast(int, mx.argmax(drawn.table.logits[newest]).item())
+        tokens.append(newest)
+    return Draft(mx.array(tokens, dtype=mx.uint32))
+
+
+def wrong(drawn: Drawn, depth: int) -> Draft:
+    """The least likely followers."""
+    tokens, newest = [], drawn.text[-1]
+    for _ in range(depth):
+        newest = cast(int, mx.argmin(drawn.table.logits[newest]).item())
+        tokens.append(newest)
+    return Draft(mx.array(tokens, dtype=mx.uint32))
+
+
+def drawn_from(drafts: Table) -> Drafter:
+    """Drafts that the sampler draws from another table, as from a draft model."""
+
+    def drafter(drawn: Drawn, depth: int) -> Draft:
+        newest = mx.array(drawn.text[-1:], dtype=mx.uint32)
+        choices: list[Choice] = []
+        for index in range(depth):
+            choices.append(drawn.sampler.choose(drafts.rows(newest), index))
+            newest = choices[-1].token
+        tokens = [choice.token for choice in choices]
+        if not tokens:
+            return nobody(drawn, 0)
+        return Draft(mx.concatenate(tokens), [choice.law for choice in choices])
+
+    return drafter
+
+
+def chance(pairs: Iterable[tuple[float, float]]) -> float:
+    """Chance of counts at least as far off: a chi-square test.
+
+    Args:
+        pairs: How often each outcome was seen, and how often it was expected.
+
+    Returns:
+        0 where something was seen that cannot be.
+    """
+    cells: list[tuple[float, float]] = []
+    seen = expected = 0.0
+    for count, mean in sorted(pairs, key=lambda pair: pair[1]):
+        if mean == 0 and count:
+            return 0.0
+        seen, expected = seen + count, expected + mean
+        if expected >= FEW:
+            cells.append((seen, expected))
+            seen = expected = 0.0
+    if len(cells) < 2:
+        return 1.0
+    return survival(sum((s - e) ** 2 / e for s, e in cells), len(cells) - 1)
+
+
+FEW: Final = 10.0
+"""Outcomes that are expected less often are counted together."""
+
+
+def survival(statistic: float, freedom: int) -> float:
+    """About the chance that a chi-square variable exceeds a statistic.
+
+    Wilson and Hilferty's cube root (PNAS 17, 1931): close enough to tell chance from a mistake.
+    """
+    if statistic <= 0:
+        return 1.0
+    spread = 2 / (9 * freedom)
+    normal = ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    return math.erfc(normal / math.sqrt(2)) / 2

@@ -1,0 +1,44 @@
+"""Every head, against the laws of the conformance kit."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from speculate.protocols import MTPHead
+from speculate.testing.suites import HeadTests
+from speculate.testing.toy import WIDTH, ToyHead
+from tests import tiny
+from tests.decoding.heads import with_head
+
+
+class TestToyHead(HeadTests):
+    width = WIDTH
+    vocab_size = 64
+
+    def make_head(self) -> MTPHead:
+        return ToyHead()
+
+
+class Qwen(HeadTests):
+    """A head of one of the families that have one."""
+
+    width = 32
+    vocab_size = tiny.VOCAB
+    family: ClassVar[str]
+
+    def make_head(self) -> MTPHead:
+        head = with_head(self.family).model.head
+        assert head is not None
+        return head
+
+
+class TestQwen35(Qwen):
+    family = "qwen3_5"
+
+
+class TestQwen3Next(Qwen):
+    family = "qwen3_next"
+
+
+class TestQwen35Experts(Qwen):
+    family = "qwen3_5_moe"

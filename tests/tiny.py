@@ -11,6 +11,8 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import gpt_oss, lfm2, llama, qwen3, qwen3_5, qwen3_5_moe, qwen3_next
 
+from speculate.protocols import Recurrence
+
 VOCAB: Final = 64
 WINDOW: Final = 8
 
@@ -187,6 +189,18 @@ FAMILIES: Final[dict[str, Callable[[], nn.Module]]] = {
     "dense": dense,
 }
 """The families of the exactness promise."""
+
+FOLDED: Final[dict[str, Callable[[], nn.Module]]] = {
+    "qwen3_5_folded": hybrid,
+    "qwen3_next_folded": next_moe,
+}
+"""Families whose recurrence is taken back as where it is one kernel."""
+
+
+def recurrence(name: str) -> Recurrence | None:
+    """How the recurrent layers of a family are to be run in a test."""
+    return "kernel" if name in FOLDED else None
+
 
 MORE: Final[dict[str, Callable[[], nn.Module]]] = {
     "qwen3_5_wrapped": hybrid_wrapped,

@@ -10,6 +10,7 @@ from mlx import nn
 
 from speculate import speculation
 from speculate.models.adapter import StockAdapter
+from tests import tiny
 from tests.backends.driving import (
     EVERY,
     adapted,
@@ -58,7 +59,7 @@ def fused(family: str, layer: int, path: str) -> tuple[StockAdapter, Fuse]:
         owner = getattr(owner, step)
     fuse = Fuse(getattr(owner, name))
     setattr(owner, name, fuse)
-    return adapted(whole), fuse
+    return adapted(whole, tiny.recurrence(family)), fuse
 
 
 def check_failed_forward(family: str, layer: int, path: str, *, window: bool = True) -> None:

@@ -21,24 +21,29 @@ from mlx_lm.models.cache import (
 from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.models.adapter import StockAdapter
 from speculate.models.registry import adapter_for
-from speculate.protocols import Rollbackable, SpeculativeModel, StockModel
+from speculate.protocols import Recurrence, Rollbackable, SpeculativeModel, StockModel
 from tests import tiny
 
-EVERY: Final[dict[str, Callable[[], nn.Module]]] = {**tiny.FAMILIES, **tiny.MORE}
-FAMILIES: Final = sorted(tiny.FAMILIES)
+EVERY: Final[dict[str, Callable[[], nn.Module]]] = {
+    **tiny.FAMILIES,
+    **tiny.MORE,
+    **tiny.FOLDED,
+}
+FAMILIES: Final = sorted([*tiny.FAMILIES, "qwen3_5_folded"])
 ALL: Final = sorted(EVERY)
 CUT_ANYWHERE: Final = sorted(set(EVERY) - {"lfm2"})
 """Families whose every cache can be cut at any token."""
-HYBRIDS: Final = ("qwen3_5", "qwen3_next")
+HYBRIDS: Final = ("qwen3_5", "qwen3_next", *tiny.FOLDED)
 
 Entry = mx.array | None
 Caches = list[Rollbackable]
 
 
-def adapted(stock: nn.Module) -> StockAdapter:
+def adapted(stock: nn.Module, recurrence: Recurrence | None = None) -> StockAdapter:
     """A fresh adapter around a stock model."""
     model = cast(StockModel, stock)
-    adapter = adapter_for(model)(model, head=None, eos_token_ids=(), vocabulary=None)
+    make = adapter_for(model)
+    adapter = make(model, head=None, eos_token_ids=(), vocabulary=None, recurrence=recurrence)
     assert isinstance(adapter, StockAdapter)
     return adapter
 
@@ -52,7 +57,7 @@ def stock(family: str) -> Any:
 @cache
 def model(family: str) -> StockAdapter:
     """The adapter of a family. Shared: do not change it."""
-    return adapted(stock(family))
+    return adapted(stock(family), tiny.recurrence(family))
 
 
 @cache

@@ -88,7 +88,7 @@ def with_knowing_head(
 ) -> tuple[Tiny, KnowingHead]:
     """A model of `kit` with a head that knows a text."""
     head = KnowingHead(text, wrong, tick)
-    return adapted(get(name).module, head), head
+    return adapted(get(name).module, head, recurrence=tiny.recurrence(name)), head
 
 
 @cache
@@ -98,4 +98,4 @@ def with_head(name: str) -> Tiny:
     layer = trunk.layer(experts=name in {"qwen3_next", "qwen3_5_moe"}, intermediate=None)
     module = MTPModule(trunk.args.hidden_size, trunk.args.rms_norm_eps, [layer])
     tiny.spread(module, seed=5)
-    return adapted(get(name).module, QwenMTPHead(trunk, module))
+    return adapted(get(name).module, QwenMTPHead(trunk, module), recurrence=tiny.recurrence(name))

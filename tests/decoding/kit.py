@@ -25,14 +25,14 @@ from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.decoding.decoder import Decoder
 from speculate.decoding.token import Token
 from speculate.models.registry import adapter_for
-from speculate.protocols import MTPHead, SpeculativeModel, StockModel, Strategy
+from speculate.protocols import MTPHead, Recurrence, SpeculativeModel, StockModel, Strategy
 from speculate.testing.fakes import ScriptedProposer
 from tests import tiny
 
 PROMPT: Final = (5, 9, 12, 3, 7, 1)
 SECOND: Final = (33, 2, 18)
 THIRD: Final = (44, 6)
-PROMISED: Final = tuple(tiny.FAMILIES)
+PROMISED: Final = (*tiny.FAMILIES, "qwen3_5_folded")
 LONG: Final = 24
 """Tokens that `plain` decodes once, for every test that needs the first of them."""
 
@@ -58,16 +58,21 @@ def adapted(
     head: MTPHead | None = None,
     eos: Iterable[int] = (),
     vocabulary: dict[str, int] | None = None,
+    recurrence: Recurrence | None = None,
 ) -> Tiny:
     """Any stock model, with its adapter."""
     stock = cast(StockModel, module)
     factory = adapter_for(stock)
-    return Tiny(stock, factory(stock, head=head, eos_token_ids=eos, vocabulary=vocabulary))
+    model = factory(
+        stock, head=head, eos_token_ids=eos, vocabulary=vocabulary, recurrence=recurrence
+    )
+    return Tiny(stock, model)
 
 
 BUILDERS: Final[dict[str, Callable[[], nn.Module]]] = {
     **tiny.FAMILIES,
     **tiny.MORE,
+    **tiny.FOLDED,
     "windowed_deep": lambda: tiny.windowed(window=64),
     "wide_heads": lambda: tiny.dense(hidden_size=128),
     "shallow": lambda: tiny.hybrid(num_hidden_layers=2),
@@ -78,7 +83,7 @@ BUILDERS: Final[dict[str, Callable[[], nn.Module]]] = {
 @cache
 def get(name: str) -> Tiny:
     """A model by name; the same one for every test, since nothing changes it."""
-    return adapted(BUILDERS[name]())
+    return adapted(BUILDERS[name](), recurrence=tiny.recurrence(name))
 
 
 def text_of(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -245,7 +250,7 @@ def always(index: object) -> Wrong:
     return lambda _: index if isinstance(index, int) else None
 
 
-_DISTINCT: Final = {"qwen3_5": 6, "gpt_oss": 8, "dense": 37}
+_DISTINCT: Final = {"qwen3_5": 6, "qwen3_5_folded": 6, "gpt_oss": 8, "dense": 37}
 """Seeds to begin with, so that the search is short."""
 
 

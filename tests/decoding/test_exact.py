@@ -21,7 +21,7 @@ PAST_TWO_WINDOWS = 2 * tiny.WINDOW + 4
 
 
 @pytest.mark.parametrize(
-    "case", kit.sampled(product((*kit.PROMISED, *tiny.MORE), WRONG, PROMPTS), 20)
+    "case", kit.sampled(product((*kit.PROMISED, *tiny.MORE), WRONG, PROMPTS), 24)
 )
 def test_every_token_scores_as_after_a_cold_prefill(case: tuple[str, object, int]) -> None:
     name, wrong, length = case

@@ -35,8 +35,11 @@ class Session:
         self.decoder = self._decoder()
 
     def _decoder(self) -> Decoder:
-        model = kit.adapted(kit.get(self.name).module, KnowingHead(self.script, self.wrong))
-        small = kit.get(self.dice.choice(("small_dense", "qwen3_5", "gpt_oss", "lfm2"))).model
+        head = KnowingHead(self.script, self.wrong)
+        recurrence = tiny.recurrence(self.name)
+        model = kit.adapted(kit.get(self.name).module, head, recurrence=recurrence)
+        drafts = ("small_dense", "qwen3_5", "qwen3_5_folded", "gpt_oss", "lfm2")
+        small = kit.get(self.dice.choice(drafts)).model
         proposers: list[Proposer] = [
             ScriptedProposer(self.script, lambda n: n % 4, vocab_size=tiny.VOCAB),
             DraftModel(GuidedModel(small, self.script, self.wrong)),

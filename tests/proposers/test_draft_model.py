@@ -19,7 +19,7 @@ from tests.decoding import kit
 from tests.decoding.watched import GuidedModel, WatchedModel, WatchedProposer, wrong_after
 from tests.proposers.laws import check_draft_model
 
-DRAFTS: Final = ("small_dense", "qwen3_5", "gpt_oss", "lfm2")
+DRAFTS: Final = ("small_dense", "qwen3_5", "qwen3_5_folded", "gpt_oss", "lfm2")
 TARGETS: Final = (*kit.PROMISED, "lfm2")
 
 

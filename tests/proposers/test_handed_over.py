@@ -17,7 +17,7 @@ from tests.decoding import kit
 from tests.decoding.watched import GuidedModel, WatchedProposer
 from tests.proposers.laws import check_draft_model
 
-DRAFTS = ("small_dense", "qwen3_5", "gpt_oss", "lfm2")
+DRAFTS = ("small_dense", "qwen3_5", "qwen3_5_folded", "gpt_oss", "lfm2")
 HANDED = product(DRAFTS, (1, 4, 5, 9), ("right", "wrong"))
 
 

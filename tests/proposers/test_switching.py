@@ -21,15 +21,15 @@ from tests.proposers.laws import check_draft_model, check_head
 NAME: Final = "qwen3_5"
 
 
-DRAFTS: Final = ("small_dense", "qwen3_5", "gpt_oss", "lfm2")
+DRAFTS: Final = ("small_dense", "qwen3_5", "qwen3_5_folded", "gpt_oss", "lfm2")
 PLANS: Final = ("m3 d3 m1 d2", "d2 - - m4 - d1", "m2 m2 - d4 d4 -", "s4 m2 s4 d2 -")
 
 
-@pytest.mark.parametrize("case", kit.sampled(product(DRAFTS, PLANS), 7))
-def test_what_each_drafts_does_not_depend_on_who_drafted_before(case: tuple[str, str]) -> None:
-    draft, plan = case
-    model = with_head(NAME)
-    text = [*kit.PROMPT, *kit.truth(NAME, kit.PROMPT, 22)]
+@pytest.mark.parametrize("case", kit.sampled(product((NAME, f"{NAME}_folded"), DRAFTS, PLANS), 9))
+def test_what_each_drafts_does_not_depend_on_who_drafted_before(case: tuple[str, str, str]) -> None:
+    name, draft, plan = case
+    model = with_head(name)
+    text = [*kit.PROMPT, *kit.truth(name, kit.PROMPT, 22)]
     chain = WatchedProposer(MTPChain())
     small = WatchedProposer(DraftModel(kit.get(draft).model))
     script = ScriptedProposer(text, lambda n: (2, None)[n % 2], vocab_size=tiny.VOCAB)
@@ -37,11 +37,11 @@ def test_what_each_drafts_does_not_depend_on_who_drafted_before(case: tuple[str,
     steps = [step if len(step) == 2 else "m0" for step in plan.split()]
     # Those who are never asked hear of everything as well.
     strategy = ScheduledStrategy([*[(who[s[0]], int(s[1])) for s in steps], (chain, 0), (small, 0)])
-    caches = kit.stock_caches(NAME)
+    caches = kit.stock_caches(name)
     decoder = Decoder(model.model, strategy)
     tokens = list(decoder.generate(kit.PROMPT, 22, caches))
-    kit.check_tokens(NAME, kit.PROMPT, tokens)
-    kit.check_holds(NAME, caches, text)
+    kit.check_tokens(name, kit.PROMPT, tokens)
+    kit.check_holds(name, caches, text)
     check_head(model, text, chain)
     check_draft_model(draft, text, small)
     assert chain.position() == small.position() == len(text)

@@ -29,6 +29,7 @@ PROMPTS = (1, 2, tiny.WINDOW - 1, tiny.WINDOW, tiny.WINDOW + 1, 3 * tiny.WINDOW)
     [
         *((family, prompt) for family in ("qwen3_5", "gpt_oss") for prompt in PROMPTS),
         *((family, prompt) for family in ("qwen3_next", "dense", "lfm2") for prompt in (2, 9)),
+        *((family, prompt) for family in tiny.FOLDED for prompt in (2, 9)),
     ],
 )
 def test_every_draft_length_wrong_at_every_index(family: str, prompt: int) -> None:
@@ -55,7 +56,9 @@ def test_the_second_rewind_in_a_row(family: str) -> None:
 @pytest.mark.parametrize("family", [*HYBRIDS, "qwen3_5_moe", "lfm2"])
 def test_recurrent_layers_behind_attention(family: str) -> None:
     """Replaying a recurrent layer over rows of its own lets attention see other rows."""
-    driven = adapted(tiny.hybrid(num_hidden_layers=8)) if family == "qwen3_5" else model(family)
+    driven = model(family)
+    if family.startswith("qwen3_5"):
+        driven = adapted(tiny.hybrid(num_hidden_layers=8), tiny.recurrence(family))
     check_rounds(driven, ids(60), 6, [(3, n % 3) for n in range(12)])
 
 

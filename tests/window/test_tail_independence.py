@@ -31,7 +31,8 @@ from tests.backends.driving import (
 
 @pytest.mark.parametrize("family", CUT_ANYWHERE)
 def test_every_width_cut_to_every_prefix_past_a_wrap(family: str) -> None:
-    widths = {"qwen3_5": range(1, 10), "gpt_oss": range(1, 10), "qwen3_next": [1, 4, 9]}
+    widths = {"qwen3_5": range(1, 10), "gpt_oss": range(1, 10)}
+    widths |= dict.fromkeys(("qwen3_next", "qwen3_5_folded"), (1, 4, 9))
     check_tail_independence(model(family), tiny.WINDOW + 4, widths.get(family, [3]))
 
 

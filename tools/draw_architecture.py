@@ -1,0 +1,166 @@
+"""Draws the layers and the round from the imports and methods of the code itself.
+
+`python tools/draw_architecture.py` writes `docs/assets/layers.svg` and `docs/assets/round.svg`;
+a test fails when they are out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PACKAGE: Final = ROOT / "speculate"
+EVERYWHERE: Final = ("protocols", "errors")
+
+STEPS: Final = (
+    ("plan", "decoding.planner", "Planner.take", "asks the strategy who drafts, and how much"),
+    ("propose", "decoding.drafting", "Drafting.draft", "the proposer guesses k tokens"),
+    ("forward", "decoding.target", "Target.forward", "the target reads k + 1 rows"),
+    ("accept", "sampling.pipeline", "Pipeline.verify", "how many stand, and what comes next"),
+    ("wait", "decoding.target", "Target.evaluate", "the round's one synchronisation"),
+    ("emit", "decoding.token", "tokens_of", "drafts that stand, then the target's own token"),
+    ("keep", "decoding.target", "Target.keep", "every cache takes the rest back"),
+    ("tell", "decoding.drafting", "Drafting.tell", "every proposer hears what the text is"),
+    ("observe", "decoding.account", "Account.close", "the strategy learns what it gave"),
+)
+"""A round, in order: what happens, in which module, by what, and what that is."""
+
+STYLE: Final = (
+    "text{font-family:system-ui,sans-serif;font-size:13px;fill:#1f2430}"
+    ".small{font-size:11px;fill:#4a5162}.mono{font-family:ui-monospace,monospace;font-size:11px;"
+    "fill:#4a5162}rect{fill:#e9edf7;stroke:#7d89a8}.base{fill:#dcefe3;stroke:#6d9a80}"
+    "path{fill:none;stroke:#7d89a8;stroke-width:1.2}"
+)
+
+
+def layers() -> list[list[str]]:
+    """The layers of the import contract in pyproject.toml, top to bottom."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contract = next(
+        one for one in settings["tool"]["importlinter"]["contracts"] if one["type"] == "layers"
+    )
+    return [
+        [name.strip(" ()").removeprefix("speculate.") for name in layer.split("|")]
+        for layer in contract["layers"]
+    ]
+
+
+def imports() -> set[tuple[str, str]]:
+    """Which folder imports which."""
+    found = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        folder = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for module in _imported(path):
+            parts = module.split(".")
+            if len(parts) > 1 and parts[1] != folder:
+                found.add((folder, parts[1]))
+    return found
+
+
+def draw_layers() -> str:
+    """Folders by layer; an arrow for each pair that imports, except towards the base."""
+    rows, places, parts = layers(), {}, []
+    width, height, gap = 132, 38, 22
+    total = max(len(row) for row in rows) * (width + gap) + gap
+    for level, row in enumerate(rows):
+        left = (total - len(row) * (width + gap) + gap) / 2
+        for index, name in enumerate(row):
+            places[name] = (left + index * (width + gap), 16 + level * 84)
+    for source, target in sorted(imports()):
+        if source in places and target in places and target not in EVERYWHERE:
+            parts.append(_arrow(places[source], places[target], width, height))
+    for name, (x, y) in places.items():
+        kind = ' class="base"' if name in EVERYWHERE else ""
+        parts.append(f'<rect{kind} x="{x:g}" y="{y}" width="{width}" height="{height}" rx="6"/>')
+        parts.append(_text(x + width / 2, y + 24, name))
+    note = "Everything may import protocols and errors; those arrows are left out."
+    bottom = 16 + len(rows) * 84
+    parts.append(_text(total / 2, bottom - 14, note, "small"))
+    return _svg(total, bottom, parts, "The folders of the package, by layer")
+
+
+def draw_round() -> str:
+    """The steps of a round, downwards, with who does each."""
+    parts: list[str] = []
+    for index, (step, module, member, what) in enumerate(STEPS):
+        _check(module, member)
+        y = 12 + index * 56
+        if index:
+            parts.append(f'<path d="M90 {y - 16} v10 m-4 -5 l4 5 l4 -5"/>')
+        parts.append(f'<rect x="20" y="{y}" width="140" height="38" rx="6"/>')
+        parts.append(_text(90, y + 24, step))
+        parts.append(_text(180, y + 16, what, "small", "start"))
+        parts.append(_text(180, y + 32, f"{module}.{member}", "mono", "start"))
+    return _svg(560, 12 + len(STEPS) * 56, parts, "One round of decoding")
+
+
+def pictures() -> dict[Path, str]:
+    """Files and what belongs in them."""
+    assets = ROOT / "docs" / "assets"
+    return {assets / "layers.svg": draw_layers(), assets / "round.svg": draw_round()}
+
+
+def main() -> None:
+    for path, content in pictures().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("speculate"):
+            yield node.module or ""
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.startswith("speculate"))
+
+
+def _check(module: str, member: str) -> None:
+    """Fail where a step of the picture is no longer in the code."""
+    body: Iterable[ast.stmt] = ast.parse(
+        (PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    ).body
+    for name in member.split("."):
+        found = [
+            node
+            for node in body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
+        ]
+        if not found:
+            raise LookupError(f"speculate.{module} has no {member}: mend STEPS in {__file__}")
+        body = found[0].body
+
+
+def _arrow(
+    source: tuple[float, float], target: tuple[float, float], width: int, height: int
+) -> str:
+    x, y = source[0] + width / 2, source[1] + height
+    to_x, to_y = target[0] + width / 2, target[1]
+    bend = (to_y - y) / 2
+    return (
+        f'<path d="M{x:g} {y:g} C{x:g} {y + bend:g} {to_x:g} {to_y - bend:g} {to_x:g} {to_y:g} '
+        f'm-4 -6 l4 6 l4 -6"/>'
+    )
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "middle") -> str:
+    mark = f' class="{kind}"' if kind else ""
+    return f'<text{mark} x="{x:g}" y="{y:g}" text-anchor="{anchor}">{html.escape(text)}</text>'
+
+
+def _svg(width: float, height: float, parts: list[str], title: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img">'
+        f"<title>{title}</title><style>{STYLE}</style>"
+        f'<rect style="fill:#ffffff;stroke:none" width="{width:g}" height="{height:g}" rx="8"/>'
+        + "\n".join(parts)
+        + "</svg>\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

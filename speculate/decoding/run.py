@@ -6,12 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, final
 
-import attrs
 import mlx.core as mx
 
 from speculate.decoding.account import Account
 from speculate.decoding.block import Block
-from speculate.decoding.confidence import Confidence
 from speculate.decoding.loan import Loan
 from speculate.decoding.measuring import measure_costs
 from speculate.decoding.planner import Planner
@@ -179,7 +177,7 @@ class Run:
         block, self._ahead = self._ahead, None
         if block is None:
             plan, depth = self._planner.take(self._target.room())
-            block = self._draft(plan, depth)
+            block = self._target.draft(self._unfed(), plan, depth)
         self._given = 0
         if block.drafted == 0 and self._planner.goes_on_plainly(self._target.room()):
             # The next step is launched before this one is read, as in mlx-lm: the device
@@ -195,18 +193,6 @@ class Run:
         self._ready.extend(tokens_of(block, ids, self._planner.remaining(), self._stop_tokens))
         self._block = block
         self._account.open(block, self._position + self._base + len(self._text))
-
-    def _draft(self, plan: Plan, depth: int) -> Block:
-        newest = self._unfed()
-        if not depth:
-            return self._target.launch(newest, plan)
-        choose = self._setup.sampler.choose
-        noting = Confidence(choose) if plan.confidence else None
-        draft = self._setup.drafting.draft(plan, newest, depth, noting or choose)
-        if not draft.tokens.shape[0]:
-            return self._target.launch(newest, plan)
-        block = self._target.forward(newest, draft, plan)
-        return block if noting is None else attrs.evolve(block, confidence=noting.noted)
 
     def _keep_block(self) -> None:
         """Keep of a block what was emitted. The rest is text only once it is emitted, too."""

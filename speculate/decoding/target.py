@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+import attrs
 import mlx.core as mx
 
 from speculate.backends.group import CacheGroup
 from speculate.backends.joining import group_of
 from speculate.decoding.block import Block
+from speculate.decoding.confidence import Confidence
 from speculate.decoding.loan import Loan
 from speculate.decoding.prefill import prefill
 from speculate.decoding.quantizing import Quantizer
@@ -62,6 +64,18 @@ class Target:
         out = self._setup.model.forward(fed, self._caches)
         decision = self._setup.sampler.verify(newest, draft, out.logits[0])
         return Block(fed, plan, draft, out, decision)
+
+    def draft(self, newest: mx.array, plan: Plan, depth: int) -> Block:
+        """Feed the newest token `(1,)` and up to `depth` drafts, by whom is planned."""
+        if not depth:
+            return self.launch(newest, plan)
+        choose = self._setup.sampler.choose
+        noting = Confidence(choose) if plan.confidence else None
+        draft = self._setup.drafting.draft(plan, newest, depth, noting or choose)
+        if not draft.tokens.shape[0]:
+            return self.launch(newest, plan)
+        block = self.forward(newest, draft, plan)
+        return block if noting is None else attrs.evolve(block, confidence=noting.noted)
 
     def launch(self, newest: mx.array, plan: Plan) -> Block:
         """Feed the newest token `(1,)` alone, perhaps not read yet, and let the device begin."""

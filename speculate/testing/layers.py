@@ -18,6 +18,9 @@ VOCAB: Final = 64
 WIDTH: Final = 32
 """Numbers of a row: as many as a group of quantised rows needs."""
 
+HEADS: Final = 4
+"""So many that a buffer of rows is larger than what MLX shares rather than copies."""
+
 TAPS: Final = 3
 MODULUS: Final = 251
 
@@ -84,7 +87,7 @@ class Attention:
             mask = cache.make_mask(count, return_array=False, window_size=None)
         keys = positioned(self._table[tokens[0]], rows.offset)
         seen, values = (unpacked(x) for x in rows.update_and_fetch(keys, MODULUS - keys))
-        visible = _visible(mask, count, seen.shape[1])[..., None]
+        visible = _visible(mask, count, seen.shape[0])[..., None]
         return mx.concatenate([(visible * seen).sum(1), (visible * values).sum(1)], axis=-1)
 
 
@@ -94,19 +97,19 @@ def table(seed: int) -> mx.array:
 
 
 def positioned(rows: mx.array, offset: int) -> mx.array:
-    """Rows `(T, n)` that tell where in the text they are: `(1, 1, T, n)` float32."""
-    position = mx.arange(offset, offset + rows.shape[0])[:, None]
-    return ((rows * (2 * position + 1) + position) % MODULUS).astype(mx.float32)[None, None]
+    """Rows `(T, n)` that tell where in the text they are: `(1, heads, T, n)` float32."""
+    position = mx.arange(offset, offset + rows.shape[0])[:, None] + mx.arange(HEADS)[:, None, None]
+    return ((rows * (2 * position + 1) + position) % MODULUS).astype(mx.float32)[None]
 
 
 def unpacked(rows: object) -> mx.array:
-    """What a cache shows, `(1, rows, n)`, as whole numbers, quantised or not."""
+    """What a cache shows, `(rows, n)`, as whole numbers, quantised or not."""
     if not isinstance(rows, mx.array):
         packed, scales, biases = cast("tuple[mx.array, mx.array, mx.array]", rows)
         group = WIDTH // scales.shape[-1]
         bits = 32 * packed.shape[-1] // WIDTH
         rows = mx.dequantize(packed, scales, biases, group_size=group, bits=bits)
-    return mx.round(rows[0, 0])[None]
+    return mx.round(rows[0]).sum(axis=0)
 
 
 def _visible(mask: mx.array | str | None, count: int, rows: int) -> mx.array:

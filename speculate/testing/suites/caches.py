@@ -98,6 +98,9 @@ class CacheTests(ABC):
     def test_adopting_and_handing_back_move_the_text(self) -> None:
         lending.adopting_and_handing_back_move_the_text(self.kind())
 
+    def test_a_text_is_adopted_however_mlx_lm_fed_it(self) -> None:
+        lending.a_text_is_adopted_however_mlx_lm_fed_it(self.kind())
+
     def test_no_buffer_stays_alive_behind_what_is_handed_back(self) -> None:
         lending.no_buffer_stays_alive_behind_what_is_handed_back(self.kind())
 

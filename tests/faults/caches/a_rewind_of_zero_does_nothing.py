@@ -1,0 +1,15 @@
+"""Keeping nothing keeps everything."""
+
+from __future__ import annotations
+
+from speculate.backends.group import CacheGroup
+from tests.faults.planting import Patch
+from tests.models.test_families import TestLlama
+
+
+def plant(patch: Patch) -> None:
+    plan = CacheGroup.plan_keep
+    patch.setattr(CacheGroup, "plan_keep", lambda self, m: plan(self, m or self.fed()))
+
+
+Suite = TestLlama

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parsing.add_prompt(parser)
     parsing.add_max_tokens(parser, default=128)
-    parsing.add_depth(parser)
+    parsing.add_depth(parser, default=3)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     runs: dict[str, Run] = {}
     for proposer in WAYS:
         for tokens in (WARM_UP, args.max_tokens):
-            strategy = strategy_for(model, proposer, args.depth, draft)
+            strategy = strategy_for(model, [proposer], args.depth, draft)
             runs[proposer] = decode(model, tokenizer, prompt, strategy, max_tokens=tokens)
     same = all(found.ids == runs["off"].ids for found in runs.values())
     _show(prompt, runs, same)

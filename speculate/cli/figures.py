@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, final
 import attrs
 
 from speculate.decoding.stats import Stats
-from speculate.protocols import SpeculativeModel, Strategy
+from speculate.protocols import Round, SpeculativeModel, Strategy
 from speculate.sampling.options import Sampling
 from speculate.text import DecoderOptions, stream_generate
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+Report = Callable[[Round, Stats], None]
+"""Hears of a round, and of all up to it."""
 
 
 @final
@@ -61,6 +64,7 @@ def decode(
     stop: Sequence[str] = (),
     chat_template: bool = False,
     write: Callable[[str], None] = lambda _: None,
+    reports: Sequence[Report] = (),
     options: DecoderOptions | None = None,
 ) -> Run:
     """Generate a text, and count.
@@ -75,10 +79,17 @@ def decode(
         stop: Strings that end the text.
         chat_template: Put the prompt into the tokenizer's chat template.
         write: Called with every piece of text.
+        reports: Called with every round, and the counters with it.
         options: For the decoder.
     """
     stats = Stats()
-    given: DecoderOptions = {**(options or {}), "observer": stats.count}
+
+    def observe(round: Round, /) -> None:
+        stats.count(round)
+        for report in reports:
+            report(round, stats)
+
+    given: DecoderOptions = {**(options or {}), "observer": observe}
     ids: list[int] = []
     pieces: list[str] = []
     for response in stream_generate(

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, cast
 
 from speculate.cli import parsing
 from speculate.cli.figures import decode
-from speculate.cli.models import load_named, strategy_for
+from speculate.cli.models import PROPOSERS, load_named, strategy_for
 from speculate.cli.sampling import add_sampling, sampling_of
+from speculate.cli.telemetry.events import STANDARD_ERROR, event_log
+from speculate.cli.telemetry.screen import screen
 from speculate.loading import demo_prompt
 
 if TYPE_CHECKING:
+    from speculate.protocols import SpeculativeModel
     from speculate.text import DecoderOptions
 
 SUMMARY: Final = "Generate text, with drafts that never change it."
-EXAMPLE: Final = 'speculate generate --prompt "def fibonacci(n):" --proposer mtp --depth 3'
+EXAMPLE: Final = 'speculate generate --prompt "def fibonacci(n):" --proposer mtp lookup --stats'
 
 KV_BITS: Final = (2, 3, 4, 5, 6, 8)
 KV_GROUPS: Final = (32, 64, 128)
@@ -32,19 +35,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsing.add_max_tokens(parser, default=256)
     add(
         "--proposer",
-        choices=("mtp", "draft", "lookup", "off"),
-        help="who drafts: the model's own head, the draft model, what followed earlier in the "
-        "text, or nobody (default: the draft model if one is given, else the head if there is one)",
+        nargs="+",
+        choices=PROPOSERS,
+        metavar="NAME",
+        help="who may draft, one or several: draft (the draft model), mtp (the model's own head), "
+        "lookup (what followed earlier in the text), or off (default: all there are)",
     )
-    parsing.add_depth(parser)
+    parsing.add_depth(parser, default=None)
     add(
         "--chat-template",
         choices=("on", "off"),
         help="put the prompt into the tokenizer's chat template (default: if it has one)",
     )
     add("--stop", action="append", default=[], metavar="TEXT", help="end the text here; repeatable")
+    _add_telemetry_arguments(parser)
     add_sampling(parser)
     _add_cache_arguments(parser)
+
+
+def _add_telemetry_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--stats",
+        action="store_true",
+        help="show who drafts, what is accepted and how much faster it gets: in a terminal while "
+        "the text comes, elsewhere in a table below it",
+    )
+    add(
+        "--events",
+        metavar="FILE",
+        help="append each round to FILE as a line of JSON; - writes to standard error",
+    )
 
 
 def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,30 +94,38 @@ def run(args: argparse.Namespace) -> int:
     """Stream a text to standard output, and end with a line of counters."""
     sampling = sampling_of(args)
     prompt = demo_prompt() if args.prompt is None else parsing.read_prompt(args.prompt)
-    draft_name = args.draft_model
-    if draft_name is None and args.model in (None, "hybrid") and args.proposer == "draft":
-        draft_name = "draft"
-    draft = None if draft_name is None else load_named(draft_name, head=False)[0]
-    model, tokenizer = load_named(args.model, args.head)
-    chat = cast(bool, tokenizer.has_chat_template)
-    if args.chat_template is not None:
-        chat = args.chat_template == "on"
-    found = decode(
-        model,
-        tokenizer,
-        prompt,
-        strategy_for(model, args.proposer, args.depth, draft),
-        sampling=sampling,
-        max_tokens=args.max_tokens,
-        stop=args.stop,
-        chat_template=chat,
-        write=_write,
-        options=_options(args),
-    )
-    if not found.text.endswith("\n"):
-        print()
+    with ExitStack() as stack:
+        reports = [stack.enter_context(event_log(args.events))] if args.events else []
+        draft = _draft(args)
+        model, tokenizer = load_named(args.model, args.head)
+        strategy = strategy_for(model, args.proposer, args.depth, draft)
+        chat = cast(bool, tokenizer.has_chat_template)
+        if args.chat_template is not None:
+            chat = args.chat_template == "on"
+        shown = stack.enter_context(screen(stats=args.stats, live=args.events != STANDARD_ERROR))
+        found = decode(
+            model,
+            tokenizer,
+            prompt,
+            strategy,
+            sampling=sampling,
+            max_tokens=args.max_tokens,
+            stop=args.stop,
+            chat_template=chat,
+            write=shown.write,
+            reports=[*reports, shown.report],
+            options=_options(args),
+        )
     print(found.line() + (f", seed {sampling.seed}" if sampling.temperature > 0 else ""))
     return 0
+
+
+def _draft(args: argparse.Namespace) -> SpeculativeModel | None:
+    """The model that drafts, if one is named; the bundled one drafts for the bundled target."""
+    name = args.draft_model
+    if name is None and args.model in (None, "hybrid") and "draft" in (args.proposer or ()):
+        name = "draft"
+    return None if name is None else load_named(name, head=False)[0]
 
 
 def _options(args: argparse.Namespace) -> DecoderOptions:
@@ -107,8 +136,3 @@ def _options(args: argparse.Namespace) -> DecoderOptions:
         "max_kv_size": args.max_kv_size,
         "prefill_step_size": args.prefill_step_size,
     }
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from typing import Final
 
 SUMMARY: Final = "Say what a model and its head are like, without loading them."
@@ -43,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     import attrs
 
     from speculate.cli.check import check_head
+    from speculate.cli.printing import finite
     from speculate.cli.report import inspect
     from speculate.cli.sources import find
     from speculate.cli.table import show
@@ -53,18 +53,7 @@ def run(args: argparse.Namespace) -> int:
         found = attrs.asdict(report)
         if check is not None:
             found["check"] = {**attrs.asdict(check), "passed": check.passed}
-        print(json.dumps(_finite(found), indent=2))
+        print(json.dumps(finite(found), indent=2))
     else:
         show(report, check)
     return 0 if check is None or check.passed else FAILED
-
-
-def _finite(value: object) -> object:
-    """The same with `null` for what JSON has no number for."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value

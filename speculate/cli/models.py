@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from speculate.errors import OptionError
 from speculate.loading import DEMO_MODELS, load, load_demo
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.proposers.prompt_lookup import PromptLookup
-from speculate.protocols import SpeculativeModel, Strategy
+from speculate.protocols import Proposer, SpeculativeModel, Strategy
+from speculate.strategies.adaptive import Adaptive
 from speculate.strategies.fixed import Fixed
 from speculate.strategies.off import Off
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 Loaded = tuple[SpeculativeModel, "TokenizerWrapper"]
+
+PROPOSERS: Final = ("draft", "mtp", "lookup", "off")
+"""What may be named as a proposer."""
 
 
 def load_named(name: str | None, head: str | Literal[False] | None = None) -> Loaded:
@@ -38,36 +42,57 @@ def load_named(name: str | None, head: str | Literal[False] | None = None) -> Lo
 
 
 def strategy_for(
-    model: SpeculativeModel, proposer: str | None, depth: int, draft: SpeculativeModel | None
+    model: SpeculativeModel,
+    names: Sequence[str] | None,
+    depth: int | None,
+    draft: SpeculativeModel | None,
 ) -> Strategy:
-    """What decodes with a proposer of this name.
+    """What decodes with proposers of these names.
 
     Args:
         model: The target.
-        proposer: "mtp", "draft", "lookup" or "off"; by default a draft model, if there is one,
-            or else a head.
-        depth: Tokens to draft.
+        names: Of `PROPOSERS`; by default the draft model and the head, as far as there are
+            such, and a lookup.
+        depth: Tokens to draft; by default whatever pays, by whoever does.
         draft: The draft model.
 
     Raises:
-        OptionError: There is nothing to draft with.
+        OptionError: There is nothing to draft with, or the names do not go together.
     """
-    if proposer is None:
-        proposer = "draft" if draft is not None else "mtp" if model.head is not None else "off"
-    if proposer == "off":
+    if names is None:
+        there = {"draft": draft is not None, "mtp": model.head is not None, "lookup": True}
+        names = [name for name, found in there.items() if found]
+        # One depth is for one proposer: for the best there is.
+        names = names if depth is None else names[:1]
+    names = list(dict.fromkeys(names))
+    if "off" in names:
+        if len(names) > 1:
+            raise OptionError("--proposer off goes with no other proposer")
         return Off()
-    if proposer == "lookup":
-        return Fixed(PromptLookup(), depth)
-    if proposer == "mtp":
+    if depth is not None and len(names) > 1:
+        raise OptionError("--depth is for one proposer: name one, or leave --depth out")
+    proposers = [proposer_for(model, name, draft) for name in names]
+    return Adaptive(*proposers) if depth is None else Fixed(proposers[0], depth)
+
+
+def proposer_for(model: SpeculativeModel, name: str, draft: SpeculativeModel | None) -> Proposer:
+    """The proposer of this name.
+
+    Raises:
+        OptionError: There is no head, or no draft model.
+    """
+    if name == "lookup":
+        return PromptLookup()
+    if name == "mtp":
         if model.head is None:
             raise OptionError(
                 "the model has no multi-token-prediction head: say with --head where it is, or "
                 "use --proposer draft, lookup or off"
             )
-        return Fixed(MTPChain(), depth)
+        return MTPChain()
     if draft is None:
         raise OptionError("--proposer draft needs a --draft-model")
-    return Fixed(DraftModel(draft), depth)
+    return DraftModel(draft)
 
 
 @contextmanager

@@ -65,15 +65,16 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_depth(parser: argparse.ArgumentParser) -> None:
-    """Add `--depth`."""
+def add_depth(parser: argparse.ArgumentParser, default: int | None) -> None:
+    """Add `--depth`; without a default it is found out, round by round."""
+    shown = "as many as pay, round by round" if default is None else "%(default)s"
     parser.add_argument(
         "--depth",
         "--num-draft-tokens",
         type=depth,
-        default=3,
+        default=default,
         metavar="N",
-        help=f"tokens to draft for each target pass, 0 to {MAX_DEPTH} (default: %(default)s)",
+        help=f"tokens to draft for each target pass, 0 to {MAX_DEPTH} (default: {shown})",
     )
 
 

@@ -43,10 +43,9 @@ def test_the_bundled_model_by_default(capsys: pytest.CaptureFixture[str]) -> Non
     assert said.text.rstrip("\n") == text.rstrip("\n")
     assert said.counters() == {"tokens": 24, "passes": 24}
     for options in (
-        (),
         ("--depth", "1"),
-        ("--proposer", "draft"),
-        ("--proposer", "lookup"),
+        ("--proposer", "draft", "--depth", "3"),
+        ("--proposer", "lookup", "--depth", "3"),
         ("--num-draft-tokens", "5"),
     ):
         again = run(capsys, "generate", "--max-tokens", "24", *options)
@@ -63,9 +62,9 @@ def test_a_folder_and_a_draft_model(
     base = ("generate", "--model", dense, "--prompt", "abc", "-m", "8")
     text = wanted(dense, "abc", 8)
     for options, drafts in (
-        ((), False),
+        (("--proposer", "off"), False),
         (("--proposer", "off", "--draft-model", drafter), False),
-        (("--draft-model", drafter), True),
+        (("--draft-model", drafter, "--depth", "3"), True),
         (("--draft-model", dense, "--depth", "2"), True),
         (("--draft-model", drafter, "--depth", "0"), False),
     ):
@@ -81,10 +80,11 @@ def test_a_head_from_elsewhere(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     folder = headed(tmp_path / "other")
     bare = headed(tmp_path / "bare")
     (bare / "mtp.safetensors").rename(tmp_path / "head.safetensors")
-    base = ("generate", "--model", str(bare), "--prompt", "ab", "-m", "6")
-    assert "drafted" not in run(capsys, *base).counters()
+    base = ("generate", "--model", str(bare), "--prompt", "ab", "-m", "6", "--proposer", "mtp")
+    assert run(capsys, *base, "--depth", "3").status == 2
     for head in (tmp_path / "head.safetensors", folder):
-        assert "drafted" in run(capsys, *base, "--head", str(head)).counters()
+        said = run(capsys, *base, "--depth", "3", "--head", str(head))
+        assert "drafted" in said.counters()
 
 
 def test_a_folder_wins_over_a_bundled_model_of_its_name(
@@ -159,8 +159,8 @@ def test_the_same_seed_gives_the_same_text_whoever_drafts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     texts, lines = set(), []
-    for proposer in ("off", "mtp", "draft", "lookup"):
-        options = ("--temp", "0.8", "--seed", "5", "--max-tokens", "30", "--proposer", proposer)
+    for proposers in (["off"], ["mtp"], ["draft"], ["lookup"], ["mtp", "draft", "lookup"]):
+        options = ("--temp", "0.8", "--seed", "5", "--max-tokens", "30", "--proposer", *proposers)
         found = run(capsys, "generate", *options)
         *text, line = found.out.rstrip("\n").split("\n")
         texts.add("\n".join(text))
@@ -181,6 +181,7 @@ def test_lookup_drafts_for_a_model_without_a_head(
 
 
 def test_the_draft_model_is_not_the_target(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run(capsys, "generate", "--proposer", "draft", "--max-tokens", "60")
+    options = ("--proposer", "draft", "--depth", "3", "--max-tokens", "60")
+    found = run(capsys, "generate", *options)
     accepted, drafted = re.findall(r"accepted (\d+) of (\d+)", found.out)[0]
     assert 0 < int(accepted) < int(drafted)

@@ -1,0 +1,1 @@
+"""What a run did, while it does it: for people, and for other programs."""

@@ -1,0 +1,127 @@
+"""`--events`: every round, as a line of JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import speculate as sp
+from speculate.cli.telemetry.events import EventLog
+from speculate.protocols import Round
+from tests import tiny, words
+from tests.cli.running import run
+
+OPTIONS = ("generate", "--proposer", "mtp", "--depth", "2")
+
+
+def read(text: str) -> list[dict[str, Any]]:
+    assert text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_line_is_a_round_and_all_up_to_it() -> None:
+    file, stats = io.BytesIO(), sp.Stats()
+    log = EventLog(file, "here")
+    rounds = [
+        Round(0, "mtp", 3, 3, 2, 3, False, 0.5, 7, (0.5, 0.25, float("nan")), 1.5, 0.25),
+        Round(1, None, 0, 0, 0, 1, True, 0.25, 10),
+    ]
+    for round in rounds:
+        stats.count(round)
+        log(round, stats)
+    first, second = read(file.getvalue().decode())
+    assert first == {
+        "index": 0,
+        "proposer": "mtp",
+        "planned": 3,
+        "drafted": 3,
+        "accepted": 2,
+        "emitted": 3,
+        "cut": False,
+        "seconds": 0.5,
+        "context": 7,
+        "confidence": [0.5, 0.25, None],
+        "predicted": 1.5,
+        "plain_seconds": 0.25,
+        "totals": {
+            "rounds": 1,
+            "tokens": 3,
+            "seconds": 0.5,
+            "drafts": 1,
+            "draft_tokens": 3,
+            "accepted_tokens": 2,
+            "mean_acceptance_length": 3.0,
+            "predicted_speedup": 1.5,
+            "actual_speedup": 3 * 0.25 / 0.5,
+        },
+    }
+    assert (second["proposer"], second["predicted"], second["confidence"]) == (None, None, [])
+    assert (second["totals"]["tokens"], second["totals"]["seconds"]) == (4, 0.75)
+
+
+def test_a_file_goes_on_where_it_ended(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for _ in range(2):
+        said = run(capsys, *OPTIONS, "-m", "12", "--events", str(path))
+        assert (said.status, said.err) == (0, "")
+    lines = read(path.read_text())
+    once = len(lines) // 2
+    assert [line["index"] for line in lines] == [*range(once), *range(once)]
+    counters = said.counters()
+    last = lines[-1]
+    assert set(last) == {field.name for field in attrs.fields(Round)} | {"totals"}
+    assert last["totals"]["tokens"] == counters["tokens"] == 12
+    assert last["totals"]["rounds"] == counters["passes"] == once
+    assert last["totals"]["accepted_tokens"] == counters["accepted"]
+    assert sum(line["emitted"] for line in lines[:once]) == 12
+    assert [line["cut"] for line in lines[:once]] == [False] * (once - 1) + [True]
+    assert all(line["seconds"] > 0 for line in lines)
+
+
+def test_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    said = run(capsys, *OPTIONS, "-m", "6", "--events", "-")
+    assert said.status == 0
+    assert sum(line["emitted"] for line in read(said.err)) == 6
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk to write to")
+def test_a_full_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    said = run(capsys, *OPTIONS, "-m", "6", "--events", "/dev/full")
+    assert said.status == 2
+    assert said.err == (
+        "speculate: error: events cannot be written to /dev/full: No space left on device\n"
+    )
+
+
+def test_nothing_is_written_where_nothing_is_generated(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text("before\n")
+    assert run(capsys, "generate", "--model", "/nowhere", "--events", str(path)).status == 2
+    assert path.read_text() == "before\n"
+
+
+def test_a_killed_run_leaves_whole_lines(tmp_path: Path) -> None:
+    folder = words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE)
+    path = tmp_path / "events.jsonl"
+    command = [sys.executable, "-m", "speculate.cli", "generate", "--model", str(folder)]
+    options = ["-p", "abc", "-m", "-1", "--events", str(path)]
+    with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as process:
+        for _ in range(600):
+            if path.exists() and path.stat().st_size > 20_000:
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+    lines = read(path.read_text())
+    assert [line["index"] for line in lines] == list(range(len(lines)))
+    assert len(lines) > 20

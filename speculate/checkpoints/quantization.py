@@ -81,6 +81,9 @@ def _quantization(weights: Mapping[str, mx.array], module: str) -> Quantization:
     biases = weights.get(f"{module}.biases")
     if (biases is not None) != affine:
         raise CheckpointError(f"{module}: {mode} {'needs' if affine else 'has no'} biases")
+    for part in (scales, biases):
+        if affine and part is not None and not mx.issubdtype(part.dtype, mx.floating):
+            raise CheckpointError(f"{module}: {part.dtype} is no type for scales and biases")
     shape = (*packed.shape[:-1], width // group)
     if scales.shape != shape or (biases is not None and biases.shape != shape):
         raise CheckpointError(f"{module}: has {scales.shape} scales, and needs {shape}")

@@ -187,6 +187,8 @@ def test_a_packing_that_mlx_does_not_have_is_refused_by_name(tmp_path: Path) -> 
         read(tmp_path / "2", {**packed, "fc.scales": mx.zeros((64, 5))})
     with pytest.raises(CheckpointError, match=r"fc: has .* scales, and needs"):
         read(tmp_path / "3", {**packed, "fc.scales": mx.zeros((8, 4))})
+    with pytest.raises(CheckpointError, match=r"fc: .*uint32 is no type for scales and biases"):
+        read(tmp_path / "6", {**packed, "fc.biases": packed["fc.biases"].astype(mx.uint32)})
     with pytest.raises(CheckpointError, match=r"fc\.weight: is .*uint8"):
         read(tmp_path / "4", {**head, "fc.weight": mx.zeros((64, 128), dtype=mx.uint8)})
     odd = {**head, "fc.weight_scale_inv": mx.ones((1, 1))}

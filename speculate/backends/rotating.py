@@ -1,9 +1,9 @@
 """A sliding window, kept in time order, with room to take tokens back.
 
-mlx-lm's own window is a ring: once it has wrapped, a new row overwrites the row that would
-be needed again after a rejected draft. Here new rows are appended behind the window, so
-taking back moves an index. When the buffer is full the rows that no step can see any more
-are dropped, and the rest moves to the front: once in hundreds of tokens.
+mlx-lm's own window is a ring: once it has wrapped, a new row overwrites the row that would be
+needed again after a rejected draft. Here new rows are appended behind the window, so taking
+back moves an index. When the buffer is full the rows that no step can see any more are
+dropped, and the rest moves to a new one: once in hundreds of tokens.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
             stock.offset, stock._idx = self.offset, stock.keys.shape[2]
             # Left lazy, they could not be read in another thread.
             mx.eval(stock.keys, stock.values)
-        self._take(None, 0)
-        self.offset = 0
+        self.keys, self.values, self.offset, self._idx = None, None, 0, 0
+        self._sinks = self._new_sinks()
         return stock
 
     def rows(self) -> int:
@@ -98,16 +98,12 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         if prior is not None:
             keys = mx.concatenate([prior[0], keys], axis=2)
             values = mx.concatenate([prior[1], values], axis=2)
-        self._take((keys, values), keys.shape[2])
-        kept = self.newest(min(self.rows(), self._kept_rows())) or (keys, values)
-        self._take((mx.contiguous(kept[0]), mx.contiguous(kept[1])), kept[0].shape[2])
-        return keys, values
-
-    def _take(self, rows: tuple[mx.array, mx.array] | None, count: int) -> None:
-        """Go on with other buffers, whose first `count` rows count and are in time order."""
-        self.keys, self.values = rows or (None, None)
+        total = keys.shape[2]
+        count, self._sinks = min(total, self._kept_rows()), self._new_sinks()
+        self.keys = mx.contiguous(self._sinks[0].newest(keys, total, count))
+        self.values = mx.contiguous(self._sinks[1].newest(values, total, count))
         self._idx = count
-        self._sinks = self._new_sinks()
+        return keys, values
 
     def _new_sinks(self) -> tuple[Sinks, Sinks]:
         size = self.max_size, self.keep, self._room()
@@ -127,23 +123,22 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         needed = self.rows() + keys.shape[2]
         if self.keys is not None and self.values is not None and needed <= self.keys.shape[2]:
             return self.keys, self.values
-        count = self.rows() if needed <= self._room() else min(self.rows(), self._kept_rows())
-        free = min(-(-needed // STEP) * STEP, self._room()) - count
-        kept = self.newest(count) or (None, None)
-        longer = _longer(kept[0], keys, free), _longer(kept[1], values, free)
-        self._take(longer, count)
-        return longer
+        count = min(self.rows(), self._kept_rows())
+        capacity = self._room() if count < self.rows() else -(-needed // STEP) * STEP
+        free = min(capacity, self._room()) - count
+        kept = self.newest(count) or (keys[..., :0, :], values[..., :0, :])
+        self._idx, self._sinks = count, self._new_sinks()
+        return self._sinks[0].make(kept[0], free), self._sinks[1].make(kept[1], free)
 
     def _dropped(self) -> bool:
         """Whether rows of the text are gone for good."""
         return self.offset - self._position > self.rows()
 
     def newest(self, count: int) -> tuple[mx.array, mx.array] | None:
-        """The sinks and the newest rows, `count` together, in time order."""
+        """The sinks and the newest rows, `count` together, in time order; `None` if empty."""
         if self.keys is None or self.values is None:
             return None
-        keys, values = self._sinks
-        rows = self.rows()
+        (keys, values), rows = self._sinks, self.rows()
         return keys.newest(self.keys, rows, count), values.newest(self.values, rows, count)
 
     @override
@@ -207,9 +202,3 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
             return []
         copies = [copy for sinks in self._sinks for copy in sinks.arrays()]
         return [self.keys, self.values, *copies]
-
-
-def _longer(rows: mx.array | None, like: mx.array, free: int) -> mx.array:
-    """A new buffer of `rows`, and `free` more to be written."""
-    fresh = mx.zeros((*like.shape[:2], free, like.shape[3]), dtype=like.dtype)
-    return fresh if rows is None else mx.concatenate([rows, fresh], axis=2)

@@ -31,6 +31,25 @@ class Sinks:
         self._covered: mx.array | None = None  # row i is a copy of the buffer's row keep + i
         self._saved = 0  # rows of it that count
 
+    def make(self, rows: mx.array, free: int) -> mx.array:
+        """A new buffer, for this object to look after from now on.
+
+        Args:
+            rows: `(1, heads, n, width)`, in time order: the sinks, if `n` is more than a
+                window, and the newest.
+            free: Rows to be written behind them.
+        """
+        fresh = _zeros(rows, free)
+        start = self._first_seen(rows.shape[2])
+        if self._keep == 0 or start == 0:
+            return mx.concatenate([rows, fresh], axis=2)
+        self._at = self._saved = start
+        self._sinks = mx.contiguous(rows[..., : self._keep, :])
+        covered = rows[..., self._keep : self._keep + start, :]
+        self._covered = mx.concatenate([covered, _zeros(rows, self._room - start)], axis=2)
+        newest = rows[..., self._keep + start :, :]
+        return mx.concatenate([rows[..., :start, :], self._sinks, newest, fresh], axis=2)
+
     def append(self, buffer: mx.array, new: mx.array, rows: int) -> mx.array:
         """Write rows behind those that count, in place.
 
@@ -57,15 +76,12 @@ class Sinks:
     def newest(self, buffer: mx.array, rows: int, count: int) -> mx.array:
         """The sinks and the newest rows, `count` of the first `rows` together, in time order."""
         start = rows - count
-        if self._keep == 0 or start == self._at:
-            return buffer[..., start:rows, :]
-        sinks = buffer[..., self._at : self._at + min(self._keep, count), :]
-        if start > self._at or self._covered is None:
+        if self._keep and start > max(self._at, self._saved):
+            sinks = buffer[..., self._at : self._at + self._keep, :]
             return mx.concatenate([sinks, buffer[..., start + self._keep : rows, :]], axis=2)
-        hidden = self._covered[..., start : max(start, min(self._at, rows - self._keep)), :]
-        behind = self._at + self._keep
-        rest = buffer[..., behind : max(behind, rows), :]
-        return mx.concatenate([sinks, hidden, rest], axis=2)
+        if self._keep:
+            self._lay(buffer, start, rows)
+        return buffer[..., start:rows, :]
 
     def arrays(self) -> list[mx.array]:
         """The copies that are kept."""
@@ -95,8 +111,11 @@ class Sinks:
         if self._at == 0:
             self._sinks = mx.contiguous(buffer[..., : self._keep, :])
         if self._covered is None:
-            shape = (*buffer.shape[:2], self._room, buffer.shape[3])
-            self._covered = mx.zeros(shape, dtype=buffer.dtype)
+            self._covered = _zeros(buffer, self._room)
         rows = buffer[..., self._saved + self._keep : start + self._keep, :]
         self._covered[..., self._saved : start, :] = rows
         self._saved = start
+
+
+def _zeros(like: mx.array, rows: int) -> mx.array:
+    return mx.zeros((*like.shape[:2], rows, like.shape[3]), dtype=like.dtype)

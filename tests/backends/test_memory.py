@@ -149,7 +149,14 @@ def test_rows_are_written_in_place(kind: str) -> None:
     assert mx.get_peak_memory() - before < buffers / 4
 
 
-@pytest.mark.parametrize("build", [KVCache, lambda: RotatingKVCache(max_size=4096)])
+@pytest.mark.parametrize(
+    "build",
+    [
+        KVCache,
+        lambda: RotatingKVCache(max_size=4096),
+        lambda: RotatingKVCache(max_size=4096, keep=4),
+    ],
+)
 def test_rounds_in_a_window_copy_no_buffer(build: Callable[[], object]) -> None:
     """Holding on to the kept point costs references, and not the rows."""
     caches = adopt([build()])

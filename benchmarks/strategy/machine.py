@@ -35,17 +35,24 @@ class Machine:
     """A machine, and a clock that is neither exact nor undisturbed.
 
     Args:
-        curve: One of `CURVES`.
+        curve: Time of a forward by its rows, in forwards over one; one of `CURVES`.
         seed: Of the clock.
+        draft: Time of one drafted token by its proposer, in the same unit.
     """
 
-    def __init__(self, curve: Mapping[int, float], seed: str = "") -> None:
+    def __init__(
+        self,
+        curve: Mapping[int, float],
+        seed: str = "",
+        draft: Mapping[str, float] = DRAFT_TIMES,
+    ) -> None:
         self._rows = [interpolated(curve, rows) for rows in range(1, DEEPEST + 2)]
+        self._draft = draft
         self._random = random.Random(seed)
 
     def time(self, proposer: str | None, drafted: int) -> float:
         """Time of a round, in plain steps."""
-        drafting = drafted * DRAFT_TIMES[proposer] if proposer else 0.0
+        drafting = drafted * self._draft[proposer] if proposer else 0.0
         return self._rows[drafted] + drafting
 
     def shown(self, time: float) -> float:
@@ -56,5 +63,5 @@ class Machine:
     def costs(self) -> Costs:
         """What measuring beforehand would have found here."""
         forward = {rows: STEP_SECONDS * self._rows[rows - 1] for rows in (1, 2, 3, 5, 9)}
-        draft = {name: STEP_SECONDS * time for name, time in DRAFT_TIMES.items()}
+        draft = {name: STEP_SECONDS * time for name, time in self._draft.items()}
         return Costs(0, forward, draft)

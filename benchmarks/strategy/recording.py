@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Final, cast, final
 
@@ -61,7 +62,7 @@ def _lookups(prompt: Sequence[int], output: Sequence[int]) -> list[list[int]]:
     lookup.begin(0)
     lookup.commit(committed(prompt, output[0]))
     drafts = []
-    for token, after in zip(output[:-1], output[1:], strict=True):
+    for token, after in pairwise(output):
         tokens = lookup.propose(mx.array([token]), DEEPEST, _never).tokens
         drafts.append(cast("list[int]", tokens.tolist()))
         lookup.commit(committed([token], after))
@@ -75,8 +76,8 @@ def committed(ids: Sequence[int], newest: int | None, verdict: Verdict | None = 
 
 
 def _leading(draft: Sequence[int], text: Sequence[int]) -> int:
-    pairs = enumerate(zip(draft, text, strict=False))
-    return next((index for index, (one, other) in pairs if one != other), min(len(draft), len(text)))
+    pairs = zip(draft, text, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _never(logits: mx.array, index: int, /) -> Choice:

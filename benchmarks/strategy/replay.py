@@ -21,6 +21,7 @@ from speculate.protocols import (
     Round,
     SpeculativeModel,
     Strategy,
+    UsesCosts,
     Verdict,
 )
 
@@ -83,7 +84,10 @@ class Replay:
         """Time at which each token of the output was there, in plain steps."""
         for lookup in self._lookups:
             lookup.begin(0)
-            lookup.commit(committed(self._recording.prompt, self._recording.output[0]))
+            lookup.commit(committed(self._recording.prompt, None))
+        if isinstance(self._strategy, UsesCosts):
+            # So it hears that a text begins. What it knows of costs it was given.
+            self._strategy.missing_costs(None, len(self._recording.prompt), self._remaining())
         while self._remaining() > 0:
             self._round()
         return self.times

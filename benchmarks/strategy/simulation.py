@@ -82,6 +82,11 @@ def adaptive(machine: Machine) -> Strategy:
     return sp.Adaptive(*_proposers(), costs=machine.costs())
 
 
+def adaptive_head(machine: Machine) -> Strategy:
+    """The library's, with the head's drafts alone."""
+    return sp.Adaptive(Recorded("mtp"), costs=machine.costs())
+
+
 def adaptive_unmeasured(machine: Machine) -> Strategy:
     """The library's, that knows of no costs."""
     return sp.Adaptive(*_proposers(), measure=False)
@@ -157,17 +162,13 @@ def _living(make: Callable[[], Strategy], memory: Memory) -> Callable[[str], Str
     return strategy
 
 
-def _ordered(
-    recordings: Sequence[Recording], memory: Memory, clock: int
-) -> Iterator[Recording]:
+def _ordered(recordings: Sequence[Recording], memory: Memory, clock: int) -> Iterator[Recording]:
     if memory != "shuffled":
         return iter(recordings)
     return iter(random.Random(clock).sample(recordings, len(recordings)))
 
 
-def _outcome(
-    curve: str, recording: Recording, times: Sequence[float], limits: Bounds
-) -> Outcome:
+def _outcome(curve: str, recording: Recording, times: Sequence[float], limits: Bounds) -> Outcome:
     bound = limits[curve, recording.workload, recording.request]
     return Outcome(
         curve=curve,

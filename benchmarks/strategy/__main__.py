@@ -1,0 +1,107 @@
+"""`python -m benchmarks.strategy`: strategies on a grown model; with `--simulate` on traces."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks import regime
+from benchmarks.strategy import measured, simulation
+from benchmarks.strategy.gauge import Key
+from benchmarks.strategy.hindsight import OFF, Arm
+from benchmarks.strategy.machine import CURVES, DRAFT_TIMES
+from benchmarks.strategy.models import grown
+from benchmarks.strategy.recording import Recording, recordings
+from benchmarks.strategy.report import Entry, write
+from benchmarks.strategy.simulation import Bounds, Maker, Memory, Outcome
+
+FOLDER: Final = Path("build/benchmarks")
+DRAWN: Final = ("adaptive, cold", "adaptive, shuffled", "mtp 3", "tiers, cold", "UCB1, cold")
+
+SIMULATED: Final[Sequence[tuple[str, Maker, Sequence[Memory]]]] = (
+    ("adaptive", simulation.adaptive, simulation.MEMORIES),
+    ("costs unknown", simulation.adaptive_unmeasured, simulation.MEMORIES),
+    ("head only", simulation.adaptive_head, ("cold", "shuffled")),
+    ("tiers", simulation.tiers, ("cold", "shuffled")),
+    ("UCB1", simulation.ucb1, ("cold", "shuffled")),
+)
+
+
+def simulate(folder: Path) -> None:
+    """Replay recorded requests, and write what came out."""
+    requests = recordings()
+    limits = simulation.bounds(requests)
+    entries = [
+        _entry(f"{name}, {memory}", make, memory, requests, limits)
+        for name, make, memories in SIMULATED
+        for memory in memories
+    ]
+    arms = [*(Arm("mtp", depth) for depth in range(1, 5)), OFF]
+    for arm in arms:
+        outcomes = simulation.fixed(arm, requests, limits)
+        entries.append(Entry(str(arm), outcomes, str(arm) in DRAWN))
+    facts = {"curves": CURVES, "draft_times": DRAFT_TIMES, "clocks": simulation.CLOCKS}
+    write(entries, folder, "strategy-simulated", "Recorded traces, four cost curves", facts)
+
+
+def _entry(
+    name: str, make: Maker, memory: Memory, requests: Sequence[Recording], limits: Bounds
+) -> Entry:
+    return Entry(name, simulation.simulated(make, memory, requests, limits), name in DRAWN)
+
+
+def measure(folder: Path, requests: int, tokens: int) -> None:
+    """Decode requests on the grown models, and write what came out."""
+    chosen = [measured.shortened(one, tokens) for one in recordings() if one.request < requests]
+    models = grown()
+    costs = models.costs(chosen[0].prompt)
+    unit = costs.forward[1]
+    print(f"plain step {1000 * unit:.1f} ms; v", _relative(costs.forward, unit))
+    print("c", _relative(costs.draft, unit), flush=True)
+    comparison = measured.Comparison(models, costs)
+    outcomes: dict[str, list[Outcome]] = {}
+    for recording in chosen:
+        for name, outcome in comparison.run(recording).items():
+            outcomes.setdefault(name, []).append(outcome)
+        _show_progress(outcomes)
+    facts = {
+        "tokens": tokens,
+        "costs": costs,
+        "survival": measured.survival(comparison.timed),
+        "outcomes": outcomes,
+    }
+    entries = [Entry(name, found, drawn=True) for name, found in outcomes.items()]
+    write(entries, folder, "strategy-measured", "Grown bundled model", facts)
+
+
+def _relative(times: Mapping[Key, float], unit: float) -> dict[Key, float]:
+    return {key: round(seconds / unit, 3) for key, seconds in times.items()}
+
+
+def _show_progress(outcomes: Mapping[str, Sequence[Outcome]]) -> None:
+    """The newest outcome of each strategy."""
+    newest = {name: found[-1] for name, found in outcomes.items()}
+    some = next(iter(newest.values()))
+    times = (f"{name} {one.time / one.plain:.3f}" for name, one in newest.items())
+    print(f"{some.workload} {some.request}, time / plain:", *times, sep="  ", flush=True)
+
+
+def main() -> None:
+    """Run one of the two, print a table, and write JSON and a plot."""
+    parser = argparse.ArgumentParser(description="Time over that of the best fixed choice.")
+    parser.add_argument("--simulate", action="store_true", help="replay recorded traces")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="folder for JSON and PNG")
+    parser.add_argument("--requests", type=int, default=2, help="of each workload")
+    parser.add_argument("--tokens", type=int, default=256, help="of each request")
+    options = parser.parse_args()
+    if options.simulate:
+        simulate(options.output)
+    else:
+        regime.enter()
+        measure(options.output, options.requests, options.tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Strategies on a grown bundled model, each request in both orders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import final
+
+import attrs
+
+import speculate as sp
+from benchmarks.strategy.hindsight import ARMS, OFF, Arm, Best, fixed_times
+from benchmarks.strategy.machine import Machine
+from benchmarks.strategy.models import Models, Timed, decode
+from benchmarks.strategy.recording import Recording
+from benchmarks.strategy.simulation import START, Outcome
+from speculate.protocols import Costs, Strategy
+
+COLD, WARM = "adaptive, cold", "adaptive, warm"
+
+
+@final
+class Comparison:
+    """All strategies on one request after another.
+
+    Args:
+        models: The models.
+        costs: Theirs.
+        turns: How often each strategy decodes a request; every other time in reverse order.
+    """
+
+    def __init__(self, models: Models, costs: Costs, turns: int = 2) -> None:
+        self._models = models
+        self._costs = costs
+        # One for each turn: none may see a request twice.
+        self._warm = [self._adaptive() for _ in range(turns)]
+        self.timed: list[tuple[Recording, Mapping[str, Sequence[Timed]]]] = []
+
+    def run(self, recording: Recording) -> dict[str, Outcome]:
+        """Decode a request with every strategy. The fixed ones are named by their proposers."""
+        arms = {"off": OFF, **promising(recording, self._costs)}
+        found: dict[str, list[Timed]] = {name: [] for name in (COLD, WARM, *arms)}
+        for turn in range(len(self._warm)):
+            for name in list(found)[:: -1 if turn % 2 else 1]:
+                strategy = self._strategy(name, arms, turn)
+                found[name].append(decode(self._models, recording, strategy))
+        self.timed.append((recording, found))
+        return dict(_outcomes(recording, found, arms))
+
+    def _strategy(self, name: str, arms: Mapping[str, Arm], turn: int) -> Strategy:
+        if name in arms:
+            return self._models.fixed(arms[name])
+        return self._warm[turn] if name == WARM else self._adaptive()
+
+    def _adaptive(self) -> Strategy:
+        return sp.Adaptive(*self._models.proposers(), costs=self._costs)
+
+
+def promising(recording: Recording, costs: Costs) -> dict[str, Arm]:
+    """For each proposer the depth that should be best, by the costs and what was recorded."""
+    unit = costs.forward[1]
+    forward = {rows: seconds / unit for rows, seconds in costs.forward.items()}
+    draft = {name: seconds / unit for name, seconds in costs.draft.items()}
+    machine = Machine(forward, draft={"lookup": 0.0, **draft})
+
+    def takes(arm: Arm) -> float:
+        return fixed_times(recording, machine, arm)[-1]
+
+    names = [arm.proposer for arm in ARMS if arm.proposer and arm.depth == 1]
+    return {
+        f"best {name}": min((arm for arm in ARMS if arm.proposer == name), key=takes)
+        for name in names
+    }
+
+
+def survival(
+    timed: Sequence[tuple[Recording, Mapping[str, Sequence[Timed]]]],
+) -> dict[str, dict[str, list[float]]]:
+    """`S_1, S_2, ...` of each proposer in each workload, from the rounds that were made.
+
+    Args:
+        timed: From a comparison.
+    """
+    accepted: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    for recording, found in timed:
+        for one in (one for name in found for one in found[name]):
+            for round in one.rounds:
+                if round.proposer and not round.cut:
+                    of = accepted.setdefault(recording.workload, {})
+                    of.setdefault(round.proposer, []).append((round.drafted, round.accepted))
+    return {
+        workload: {name: _shares(counts) for name, counts in of.items()}
+        for workload, of in accepted.items()
+    }
+
+
+def _shares(counts: Sequence[tuple[int, int]]) -> list[float]:
+    deepest = max(drafted for drafted, _ in counts)
+    shares = []
+    for depth in range(1, deepest + 1):
+        right = [accepted >= depth for drafted, accepted in counts if drafted >= depth]
+        shares.append(round(sum(right) / len(right), 3))
+    return shares
+
+
+def _outcomes(
+    recording: Recording, found: Mapping[str, Sequence[Timed]], arms: Mapping[str, Arm]
+) -> Iterator[tuple[str, Outcome]]:
+    whole = {name: _mean(timed, -1) for name, timed in found.items()}
+    begun = min(START, len(recording.output)) - 1
+    start = {name: _mean(timed, begun) for name, timed in found.items()}
+    for name in found:
+        outcome = Outcome(
+            curve="measured",
+            workload=recording.workload,
+            request=recording.request,
+            time=whole[name],
+            start=start[name],
+            plain=whole["off"],
+            best=_best(arms, whole),
+            best_start=_best(arms, start),
+        )
+        yield name, outcome
+
+
+def _best(arms: Mapping[str, Arm], times: Mapping[str, float]) -> Best:
+    name = min(arms, key=lambda name: times[name])
+    return Best(arms[name], times[name])
+
+
+def _mean(timed: Sequence[Timed], token: int) -> float:
+    """Over both orders, so that a machine that changes favours nobody."""
+    return sum(one.times[token] for one in timed) / len(timed)
+
+
+def shortened(recording: Recording, tokens: int) -> Recording:
+    """The first tokens of a request."""
+    right = {
+        name: [min(count, tokens - 1 - place) for place, count in enumerate(counts[: tokens - 1])]
+        for name, counts in recording.right.items()
+    }
+    return attrs.evolve(recording, output=recording.output[:tokens], right=right)

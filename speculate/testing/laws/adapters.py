@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from types import FunctionType
 from typing import Final, cast
 
 import mlx.core as mx
@@ -136,6 +138,8 @@ def the_stock_model_stays_as_it_is(driven: Driven) -> None:
     """Neither a class nor a module of it changes, and what it says does not either."""
     if driven.stock is None:
         return
+    foreign = [f"{kind.__qualname__}.{name}" for kind, name in _foreign(driven.stock)]
+    require(not foreign, f"these are not mlx-lm's any more: {', '.join(foreign)}")
     before, said = _parts(driven.stock), _said(driven, driven.stock)
     fed = Fed(driven, 5)
     with speculation(fed.caches) as window:
@@ -164,6 +168,20 @@ def _parts(stock: StockModel) -> dict[str, object]:
         found |= {f"{name}[{key}]": value for key, value in _entries(module)}
         found |= {f"{kind.__qualname__}.{key}": value for key, value in vars(kind).items()}
     return {name: value for name, value in found.items() if "__annot" not in name}
+
+
+def _foreign(stock: StockModel) -> Iterator[tuple[type, str]]:
+    """Methods of a model's classes whose code is not in the package of the class."""
+    for kind in {type(module) for _, module in cast(Module, stock).named_modules()}:
+        home: Sequence[str] = vars(sys.modules[kind.__module__.partition(".")[0]]).get(
+            "__path__", [""]
+        )
+        for name, method in vars(kind).items():
+            if isinstance(method, FunctionType):
+                file = method.__code__.co_filename
+                # What dataclasses make up is in no file.
+                if not file.startswith(("<", *home)):
+                    yield kind, name
 
 
 def _entries(module: object) -> Sequence[tuple[str, object]]:

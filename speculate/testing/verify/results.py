@@ -1,0 +1,88 @@
+"""What a check finds: every place where two ways of computing disagree, and what that means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, Literal, final
+
+import attrs
+
+Outcome = Literal["OK", "NUMERICS", "BUG"]
+"""All equal; rounded differently; or wrong."""
+
+Kind = Literal["tie", "numerics", "bug"]
+"""Of a difference: two tokens exactly as good, a matter of rounding, or a mistake."""
+
+WORDS: Final[dict[Kind, str]] = {
+    "tie": "exact ties",
+    "numerics": "within rounding",
+    "bug": "wrong",
+}
+
+
+@final
+@attrs.frozen
+class Difference:
+    """A place where something is not what it ought to be.
+
+    Attributes:
+        position: In the text, in tokens.
+        size: How far off: of logits, or between the scores of two tokens.
+        ulps: The same in units in the last place of the logits' dtype; `None` where what
+            differs is no logit.
+        kind: What it means.
+        detail: What was found, and what was expected.
+    """
+
+    position: int
+    size: float
+    ulps: float | None
+    kind: Kind
+    detail: str
+
+    def line(self) -> str:
+        """For people."""
+        units = "" if self.ulps is None else f" ({self.ulps:.3g} ULP)"
+        return f"position {self.position}: {self.detail}: {self.size:.3g} apart{units}"
+
+
+@final
+@attrs.frozen
+class Result:
+    """What a check found.
+
+    Attributes:
+        check: Which one.
+        case: Of what.
+        compared: Rows, tokens or rounds that were compared.
+        unit: Which of these.
+        differences: Where they differ, in order.
+        note: What else was measured.
+    """
+
+    check: str
+    case: str
+    compared: int
+    unit: str
+    differences: Sequence[Difference] = ()
+    note: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst that was found."""
+        kinds = {difference.kind for difference in self.differences}
+        return "BUG" if "bug" in kinds else "NUMERICS" if kinds else "OK"
+
+    def figure(self) -> str:
+        """What was found, in a line."""
+        return f"{self.compared} {self.unit}, {self._differing()}{self.note and f'; {self.note}'}"
+
+    def _differing(self) -> str:
+        if not self.differences:
+            return "all equal"
+        counts = Counter(difference.kind for difference in self.differences)
+        kinds = ", ".join(f"{counts[kind]} {words}" for kind, words in WORDS.items() if counts[kind])
+        worst = max(self.differences, key=lambda difference: difference.size)
+        units = "" if worst.ulps is None else f" ({worst.ulps:.3g} ULP)"
+        return f"{len(self.differences)} differ ({kinds}), by up to {worst.size:.3g}{units}"

@@ -1,0 +1,17 @@
+"""`settle` does not end the draft in flight."""
+
+from __future__ import annotations
+
+from speculate.proposers.draft_model import DraftModel
+from tests.faults.proposers.toys import Passing, ToyTests
+
+
+class Broken(Passing):
+    def settle(self) -> None:
+        draft = self.inner
+        assert isinstance(draft, DraftModel)
+        draft._in_flight, draft._waiting = 0, []
+
+
+class Suite(ToyTests):
+    proposer = Broken

@@ -1,0 +1,23 @@
+"""A draft that was accepted whole leaves its last token out of the cache."""
+
+from __future__ import annotations
+
+from speculate.proposers.draft_model import DraftModel
+from speculate.protocols import Commit
+from tests.faults.proposers.toys import Passing, ToyTests
+
+
+class Broken(Passing):
+    def commit(self, commit: Commit, /) -> None:
+        verdict = commit.verdict
+        if verdict is not None and verdict.proposer == self.name and verdict.accepted > 1:
+            self.inner.commit(commit)
+            draft = self.inner
+            assert isinstance(draft, DraftModel)
+            draft._waiting = []
+        else:
+            self.inner.commit(commit)
+
+
+class Suite(ToyTests):
+    proposer = Broken

@@ -1,0 +1,40 @@
+"""A draft stands where the target finds it likely, and the text depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from speculate.protocols import Choice, Draft
+from speculate.sampling.coupled import Coupled
+from speculate.sampling.law import Law
+from speculate.sampling.rules import ByEquality, Judgement, Rule, leading
+from tests.faults.samplers.toys import ToyTests
+
+
+class Typical:
+    """Accepts what is likely enough."""
+
+    def __init__(self, law: Law) -> None:
+        self._inner = ByEquality(Coupled(law))
+
+    def choose(self, logits: mx.array, position: int, /) -> Choice:
+        return self._inner.choose(logits, position)
+
+    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+        judged = self._inner.judge(logits, positions, draft)
+        k = draft.tokens.shape[0]
+        if k == 0:
+            return judged
+        p = mx.softmax(logits[:k], axis=-1)
+        stands = mx.take_along_axis(p, draft.tokens[:, None], axis=-1)[:, 0] > 0.2
+        return Judgement(leading(stands), judged.tokens)
+
+
+def make(law: Law) -> Rule:
+    return Typical(law)
+
+
+class Suite(ToyTests):
+    rule = staticmethod(make)

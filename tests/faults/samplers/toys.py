@@ -1,0 +1,24 @@
+"""A sampler of one text, over a rule that a mistake can be built into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from speculate.protocols import Sampler
+from speculate.sampling.law import Law
+from speculate.sampling.options import Sampling
+from speculate.sampling.pipeline import Pipeline
+from speculate.sampling.processors import Processors
+from speculate.sampling.rules import Rule
+from speculate.testing.suites import SamplerTests
+
+LAW = Law(Sampling(temperature=0.8, seed=3), 3)
+
+
+class ToyTests(SamplerTests):
+    """Proves what `rule` makes."""
+
+    rule: Callable[[Law], Rule]
+
+    def make_sampler(self) -> Sampler:
+        return Pipeline(type(self).rule(LAW), Processors(()))

@@ -1,0 +1,135 @@
+"""What a rejection costs a Gated DeltaNet hybrid: five ways of taking its state back.
+
+    python -m benchmarks.rewind --output rewind.json
+
+A round feeds a block and keeps part of it. What it takes longer than the forward of a block
+of which nothing is recorded is given as a share of the forward of one token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import mlx.core as mx
+from mlx_lm.models import qwen3_5
+
+from benchmarks import regime
+from benchmarks.ways_back import VOCAB, WAYS, Shape, Way, adapted
+from speculate import speculation
+from speculate.protocols import Rollbackable, SpeculativeModel
+
+CUTS: Final = ((2, 1), (4, 1), (4, 3), (8, 2), (8, 6))
+"""Tokens of a block, and how many of them stay."""
+ROUNDS: Final = 8
+PROMPT: Final = 32
+SHAPES: Final = (Shape(512, 4, 8, 64), Shape(1024, 8, 16, 64), Shape(1024, 8, 16, 128))
+
+
+def feed(model: SpeculativeModel, caches: Sequence[Rollbackable], tokens: int) -> mx.array:
+    ids = mx.arange(tokens, dtype=mx.uint32)[None] * 37 % VOCAB
+    logits = model.forward(ids, caches).logits
+    mx.eval(logits, [cache.arrays() for cache in caches])
+    return logits[0]
+
+
+def forwards(stock: qwen3_5.Model, tokens: int) -> float:
+    """Seconds of a forward of which nothing is recorded."""
+    model = adapted(stock, "kernel")
+    caches = model.make_cache()
+    feed(model, caches, PROMPT)
+    start = time.perf_counter()
+    for _ in range(ROUNDS):
+        feed(model, caches, tokens)
+    return (time.perf_counter() - start) / ROUNDS
+
+
+def rounds(stock: qwen3_5.Model, way: Way, tokens: int, stay: int) -> float:
+    """Seconds of a round of which `stay` tokens are kept."""
+    adapt, after_rejection = way
+    model = adapt(stock)
+    caches = model.make_cache()
+    feed(model, caches, PROMPT)
+    with speculation(caches) as window:
+        # One round before, so that the first that is timed begins behind a rejection.
+        feed(model, caches, tokens)
+        window.keep(stay)
+        after_rejection(caches)
+        start = time.perf_counter()
+        for _ in range(ROUNDS):
+            feed(model, caches, tokens)
+            window.keep(stay)
+            after_rejection(caches)
+        return (time.perf_counter() - start) / ROUNDS
+
+
+def measure(stock: qwen3_5.Model, tokens: int, stay: int, repeats: int) -> dict[str, list[float]]:
+    """Shares of the forward of one token, by way. Each repeat goes through all of them twice,
+    there and back, so that a machine that slows down is unfair to nobody."""
+    tasks: dict[str, Callable[[], float]] = {
+        "step": partial(forwards, stock, 1),
+        "block": partial(forwards, stock, tokens),
+        **{name: partial(rounds, stock, way, tokens, stay) for name, way in WAYS.items()},
+    }
+    shares: dict[str, list[float]] = {name: [] for name in WAYS}
+    for repeat in range(repeats + 1):
+        there = {name: task() for name, task in tasks.items()}
+        back = {name: task() for name, task in reversed(tasks.items())}
+        if repeat:  # the first was to warm up
+            step, block = (there[name] + back[name] for name in ("step", "block"))
+            for name, values in shares.items():
+                values.append((there[name] + back[name] - block) / step)
+    return shares
+
+
+def run(repeats: int) -> dict[str, object]:
+    rows = []
+    for shape in SHAPES:
+        stock = shape.build()
+        for tokens, stay in CUTS:
+            found = measure(stock, tokens, stay, repeats)
+            ways = {
+                name: {"median": statistics.median(v), "low": min(v), "high": max(v)}
+                for name, v in found.items()
+            }
+            rows.append({**attrs.asdict(shape), "tokens": tokens, "stay": stay, "ways": ways})
+            print(line(rows[-1]), flush=True)
+    return {"environment": regime.environment(), "repeats": repeats, "rows": rows}
+
+
+def heading() -> str:
+    names = ["hidden", "heads x width", "block", "stays", *WAYS]
+    return "| " + " | ".join(names) + " |\n|" + "---|" * len(names)
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row of the table: medians, and in brackets the lowest and highest repeat."""
+    heads = f"{row['value_heads']} x {row['width']}"
+    shares = [
+        f"{way['median']:.2f} ({way['low']:.2f} to {way['high']:.2f})"
+        for way in row["ways"].values()
+    ]
+    cells = [row["hidden"], heads, row["tokens"], row["stay"], *shares]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def main() -> None:
+    regime.enter()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("rewind.json"))
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    print(heading())
+    found = run(options.repeats)
+    options.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

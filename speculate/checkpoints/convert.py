@@ -34,6 +34,9 @@ HEAD_FILE: Final = "mtp.safetensors"
 """Stock mlx-lm loads `model*.safetensors` and does not see this one."""
 
 PREFIX: Final = "mtp."
+COPIED: Final = ("*.py", "generation_config.json", "config.*.json")
+"""As mlx-lm does, and the last, which a `configuration_files` in `config.json` may name."""
+
 DEFAULTS: Final = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
 """Group and bits for each mode, as in mlx-lm."""
 
@@ -124,8 +127,9 @@ def _save(folder: Path, source: Path, module: Module, config: dict[str, object])
     sees = "vision_tower" in cast(Mapping[str, object], getattr(module, "model", {}))
     save_model(folder, module, donate_model=True)
     tokenizer.save_pretrained(folder)
-    for path in (*source.glob("*.py"), *source.glob("generation_config.json")):
-        shutil.copy(path, folder)
+    for pattern in COPIED:
+        for path in source.glob(pattern):
+            shutil.copy(path, folder)
     create_model_card(folder, None)
     save_config(config, folder / "config.json", keep_vision_config=sees)
 

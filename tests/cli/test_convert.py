@@ -181,6 +181,18 @@ def test_unpacking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bool(mx.array_equal(after.weights["fc.weight"], expected))
 
 
+def test_a_config_that_names_another_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the bundled model's does, for its tokenizer."""
+    target = tmp_path / "out"
+    assert run(capsys, "convert", "hybrid", str(target), "--dequantize").status == 0
+    model, tokenizer = sp.load(target)
+    expected = sp.load()[1].encode("def f(x):")
+    assert model.head is not None and tokenizer.encode("def f(x):") == expected
+    assert mlx_lm.load(str(target))[1].encode("def f(x):") == expected
+
+
 def test_a_folder_that_stock_mlx_lm_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ demo: $(READY)  ## decode with the bundled model, with and without speculation
 	$(BIN)/python -m speculate.cli.demo
 
 test: $(READY)  ## run the tests, without the long ones
-	$(BIN)/python -m pytest -q -n auto -m "not soak"
+	$(BIN)/python -m pytest -q -n auto -m "not soak and not types"
 
 soak: $(READY)  ## run the long randomised tests
 	$(BIN)/python -m pytest -m soak
@@ -25,6 +25,7 @@ check: types style layers pages  ## types, style, layers, the code in the docs, 
 
 types: $(READY)
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/typing
 
 style: $(READY)
 	$(BIN)/ruff check

@@ -68,7 +68,8 @@ class RewindableKVCache(TrimsByOffset, KVCache):
         return mask
 
     def start_at(self, position: int, /) -> None:
-        self._position = self.offset = position
+        self._position = position
+        self.offset: int = position
 
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [self.keys, self.values]

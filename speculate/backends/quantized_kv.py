@@ -38,7 +38,8 @@ class RewindableQuantizedKVCache(TrimsByOffset, QuantizedKVCache):
     def hand_back(self) -> QuantizedKVCache:
         stock = self._source or QuantizedKVCache(self.group_size, self.bits)
         stock.state = (self.keys, self.values, self.offset, self.group_size, self.bits)
-        self.keys, self.values, self.offset = None, None, 0
+        self.keys, self.values = None, None
+        self.offset: int = 0
         return stock
 
     def arrays(self) -> list[mx.array]:

@@ -14,7 +14,7 @@ from speculate.checkpoints.find import listed_files
 from speculate.checkpoints.folder import INDEX_SUFFIX, exists
 from speculate.errors import CheckpointError
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 HEAD_PATTERN: Final = "*mtp*.safetensors"
 """What a head's own file is called: `mtp.safetensors`, `model-mtp.safetensors`, ..."""
@@ -115,7 +115,7 @@ def _without_head(repository: str, revision: str | None, error: Exception) -> Pa
         )
     except errors.LocalEntryNotFoundError:
         raise CheckpointError(_explanation(repository, error)) from error
-    logger.warning(
+    _logger.warning(
         "%s: the hub cannot be reached, and files of its head were never downloaded", repository
     )
     return Path(found)

@@ -20,7 +20,7 @@ from speculate.checkpoints.quantization import Quantization, quantizations
 from speculate.checkpoints.tensors import check_memory, open_tensors, read_tensors
 from speculate.errors import CheckpointError
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 DEDICATED: Final = "mtp_use_dedicated_embeddings"
 EMBEDDINGS: Final = ("embed_tokens.", "lm_head.", "shared_head.")
@@ -78,7 +78,7 @@ def read_head(
     if on_disk:
         # Quoted: a name may hold what moves a terminal's cursor.
         quoted = ", ".join(map(repr, on_disk))
-        logger.warning("%s: no part of a head, left out: %s", files.folder, quoted)
+        _logger.warning("%s: no part of a head, left out: %s", files.folder, quoted)
     return HeadTensors(weights, quantization, decisions, tuple(experts), on_disk)
 
 

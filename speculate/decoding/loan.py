@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn, final
 
 import mlx.core as mx
@@ -50,7 +51,7 @@ class Loan:
                 "model's, or two models' in one list"
             )
         self.list = caches
-        self.originals = list(caches)
+        self.originals: Sequence[object] = list(caches)
         self._adopted = model.adopt(caches)
         caches[:] = [OnLoan(layer) for layer in range(len(caches))]
 

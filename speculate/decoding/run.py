@@ -64,10 +64,10 @@ class Run:
         self._newest = 0
         self._text: list[int] = []  # from where the target began to be fed
         self.unfed: int | None = None
-        self.committed = 0
+        self.committed: int = 0
         self._position = 0  # in the whole text, of the prompt's first token
         self._base = 0
-        self.finished = max_tokens == 0
+        self.finished: bool = max_tokens == 0
 
     def start(self, prompt: Sequence[int], position: int, history: Sequence[int]) -> None:
         """Take in the prompt.

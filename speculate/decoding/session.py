@@ -30,7 +30,7 @@ class KnownText:
         self._caches = [weakref.ref(cache) for cache in caches]
         self._length = length
 
-    def length_in(self, caches: list[object], told: int) -> int | None:
+    def length_in(self, caches: Sequence[object], told: int) -> int | None:
         """Length of the known text, if these caches still hold it.
 
         Args:

@@ -74,7 +74,7 @@ class DraftHalf:
         stream: mx.Stream | mx.ThreadLocalStream,
     ) -> None:
         self._halves = halves
-        self.target = halves.target
+        self.target: list[object] | None = halves.target
         self._stream = stream
         self._loan = None if halves.draft is None else Loan(draft, halves.draft)
         self.caches: list[Rollbackable] | None = self._loan and self._loan.caches

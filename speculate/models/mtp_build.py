@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from typing_extensions import Protocol
 
 from speculate.errors import HeadMismatchError
-from speculate.models.mtp_module import MTPModule
+from speculate.models._mtp_module import HeadModule, MTPModule
 from speculate.models.mtp_trunk import Trunk
 
 PACKED_PARTS = ("scales", "biases", "global_scale")
@@ -41,7 +41,7 @@ class HeadWeights(Protocol):
     def quantization(self) -> Mapping[str, Packing]: ...
 
 
-def build_module(trunk: Trunk, head: HeadWeights) -> MTPModule:
+def build_module(trunk: Trunk, head: HeadWeights) -> HeadModule:
     """Make a head's modules.
 
     Raises:

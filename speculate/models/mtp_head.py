@@ -10,9 +10,9 @@ import mlx.core as mx
 from speculate.backends.joining import group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.errors import OptionError
+from speculate.models._mtp_module import HeadModule
 from speculate.models.fingerprint import fingerprint
 from speculate.models.mtp_build import HeadWeights, build_module
-from speculate.models.mtp_module import MTPModule
 from speculate.models.mtp_trunk import Trunk
 from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
 
@@ -51,7 +51,7 @@ class QwenMTPHead:
         feed: See `build_head`.
     """
 
-    def __init__(self, trunk: Trunk, module: MTPModule, feed: Feed = "post_norm") -> None:
+    def __init__(self, trunk: Trunk, module: HeadModule, feed: Feed = "post_norm") -> None:
         if feed not in ("post_norm", "pre_norm"):
             raise OptionError(f"feed is 'post_norm' or 'pre_norm', got {feed!r}")
         self._trunk = trunk

@@ -12,7 +12,7 @@ from mlx_lm.models.base import gather_last_axis
 from typing_extensions import Protocol
 
 from speculate.errors import UnsupportedModelError
-from speculate.models.mtp_module import DecoderLayer
+from speculate.models._mtp_module import DecoderLayer
 from speculate.models.output import Embedding, project
 from speculate.protocols import StockModel
 

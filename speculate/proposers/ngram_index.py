@@ -52,7 +52,7 @@ class NGramIndex:
 
     def clear(self) -> None:
         """Begin an empty text."""
-        self.text = array("I")
+        self.text: array[int] = array("I")
         self._tables: list[tuple[int, int, dict[int, int]]] = [
             (length, (1 << BITS * length) - 1, {}) for length in self._lengths
         ]

@@ -19,6 +19,19 @@ class DecoderLayer(Protocol):
     def __call__(self, x: mx.array, /, mask: mx.array | str | None, cache: object) -> mx.array: ...
 
 
+class HeadModule(Protocol):
+    """A head's own modules."""
+
+    @property
+    def layers(self) -> Sequence[object]:
+        """Its decoder layers."""
+
+    def __call__(
+        self, embedded: mx.array, hidden: mx.array, cache: Sequence[object], /
+    ) -> tuple[mx.array, mx.array]:
+        """See `MTPModule`."""
+
+
 @final
 class MTPModule(Module):
     """`fc` over two normed inputs, decoder layers, a final norm.

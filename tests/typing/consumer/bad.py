@@ -1,0 +1,111 @@
+"""What users get wrong: every marked line is an error to both type checkers, and no other is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+import speculate as sp
+from speculate.protocols import (
+    Choose,
+    Commit,
+    Draft,
+    Observer,
+    Plan,
+    Proposer,
+    Round,
+    SpeculativeModel,
+    Strategy,
+)
+
+
+class NoSettle:
+    name = "no settle"
+
+    def attach(self, target: SpeculativeModel, /) -> None: ...
+    def begin(self, position: int, /) -> None: ...
+    def position(self) -> int:
+        return 0
+
+    def commit(self, commit: Commit, /) -> None: ...
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        return Draft(newest)
+
+
+class ListsDrafts(NoSettle):
+    def settle(self) -> None: ...
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> list[int]:  # wrong
+        return [1]
+
+
+class NumberedName:
+    @property
+    def name(self) -> int:
+        return 1
+
+    def attach(self, target: SpeculativeModel, /) -> None: ...
+    def begin(self, position: int, /) -> None: ...
+    def position(self) -> int:
+        return 0
+
+    def commit(self, commit: Commit, /) -> None: ...
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        return Draft(newest)
+
+    def settle(self) -> None: ...
+
+
+class NoPlan:
+    @property
+    def proposers(self) -> Sequence[Proposer]:
+        return ()
+
+    def observe(self, round: Round, /) -> None: ...
+
+
+class PlansNumbers:
+    @property
+    def proposers(self) -> Sequence[Proposer]:
+        return ()
+
+    def plan(self, remaining: int | None, /) -> int:
+        return 3
+
+    def observe(self, round: Round, /) -> None: ...
+
+
+def hears_plans(plan: Plan) -> None: ...
+
+
+class HalfAModel:
+    vocab_size = 10
+    eos_token_ids = frozenset[int]()
+    head = None
+    vocabulary = None
+
+    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> mx.array:
+        return tokens
+
+
+no_settle: Proposer = NoSettle()  # wrong
+numbered: Proposer = NumberedName()  # wrong
+no_plan: Strategy = NoPlan()  # wrong
+plans_numbers: Strategy = PlansNumbers()  # wrong
+wrong_event: Observer = hears_plans  # wrong
+half: SpeculativeModel = HalfAModel()  # wrong
+
+
+def misuse(model: SpeculativeModel) -> None:
+    sp.Decoder(model, sp.MTPChain())  # wrong
+    sp.Decoder(HalfAModel())  # wrong
+    sp.Fixed("mtp", 3)  # wrong
+    sp.Adaptive(sp.MTPChain(), clock="sundial")  # wrong
+    sp.Adaptive(sp.Off())  # wrong
+    sp.Sampling(mode="typical")  # wrong
+    sp.Decoder(model).generate("text")  # wrong
+    sp.Decoder(model).stats.acceptance  # wrong
+    sp.DraftModel(HalfAModel())  # wrong
+    model.forward([[1, 2]], [])  # wrong
+    for token in sp.Decoder(model).generate([1]):
+        token.id = 3  # wrong

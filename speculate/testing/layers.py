@@ -6,7 +6,7 @@ nothing else. The order in which rows are seen does not matter, as in attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, cast, final
 
 import mlx.core as mx
@@ -53,10 +53,8 @@ class Rows(Protocol):
 class MakesMasks(Protocol):
     """A cache that knows what the rows of a block may see."""
 
-    def make_mask(
-        self, N: int, *, return_array: bool, window_size: int | None
-    ) -> mx.array | str | None:
-        """`None`, "causal", or `(N, rows)`, true where a token sees a row."""
+    def make_mask(self, N: int, *, return_array: bool, window_size: int | None) -> Mask:
+        """The mask for `N` tokens, made before they are written."""
 
 
 class States(Protocol):
@@ -73,22 +71,38 @@ class Listed(Protocol):
     caches: Sequence[object]
 
 
+Mask = mx.array | str | None
+"""`None` where everything is seen, "causal", or `(T, rows)`, true where a token sees a row."""
+
+
 @final
 class Attention:
-    """Writes one row a token, and sums up the rows that cache and mask show."""
+    """Writes one row a token, and sums up the rows that cache and mask show.
 
-    def __init__(self) -> None:
+    Args:
+        mask: Makes the mask of a block, given the cache and the tokens of the block; for
+            caches whose model makes it by itself. By default the cache is asked, and a block
+            of one that makes none is causal.
+    """
+
+    def __init__(self, mask: Callable[[object, int], Mask] | None = None) -> None:
+        self._mask = mask or _own_mask
         self._table = table(seed=5)
 
     def __call__(self, cache: object, tokens: mx.array, /) -> mx.array:
         rows, count = cast(Rows, cache), tokens.shape[1]
-        mask: mx.array | str | None = "causal" if count > 1 else None
-        if isinstance(cache, MakesMasks):
-            mask = cache.make_mask(count, return_array=False, window_size=None)
+        mask = self._mask(cache, count)
         keys = positioned(self._table[tokens[0]], rows.offset)
         seen, values = (unpacked(x) for x in rows.update_and_fetch(keys, MODULUS - keys))
         visible = _visible(mask, count, seen.shape[0])[..., None]
         return mx.concatenate([(visible * seen).sum(1), (visible * values).sum(1)], axis=-1)
+
+
+def _own_mask(cache: object, count: int) -> Mask:
+    """As mlx-lm makes it for most models."""
+    if isinstance(cache, MakesMasks):
+        return cache.make_mask(count, return_array=False, window_size=None)
+    return "causal" if count > 1 else None
 
 
 def table(seed: int) -> mx.array:
@@ -112,7 +126,7 @@ def unpacked(rows: object) -> mx.array:
     return mx.round(rows[0]).sum(axis=0)
 
 
-def _visible(mask: mx.array | str | None, count: int, rows: int) -> mx.array:
+def _visible(mask: Mask, count: int, rows: int) -> mx.array:
     """`(count, rows)`, whether each token sees each row."""
     if isinstance(mask, mx.array):
         return mx.broadcast_to(mask, (count, rows))

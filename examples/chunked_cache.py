@@ -1,0 +1,75 @@
+"""A backend for mlx-lm's `ChunkedKVCache`, the cache of Llama 4's chunked attention.
+
+Before each forward Llama 4 drops the rows that no step can see any more. While drafts may be
+taken back those rows may be needed again, so this cache keeps some of them a little longer.
+"""
+
+from collections.abc import Callable
+from typing import final
+
+import mlx.core as mx
+from mlx_lm.models.cache import ChunkedKVCache
+from typing_extensions import override
+
+from speculate.backends.group import RECORD_WINDOW
+from speculate.backends.member import AbandonsByCheckpoint
+from speculate.backends.offset import TrimsByOffset
+
+
+@final
+class RewindableChunkedKVCache(AbandonsByCheckpoint, TrimsByOffset, ChunkedKVCache):
+    """`ChunkedKVCache` whose trim is exact or an error."""
+
+    def __init__(self, chunk_size: int) -> None:
+        ChunkedKVCache.__init__(self, chunk_size)
+        self._recording = False
+        self._source: ChunkedKVCache | None = None
+
+    @classmethod
+    def adopt(cls, stock: object) -> "RewindableChunkedKVCache":
+        assert isinstance(stock, ChunkedKVCache)
+        cache = cls(stock.chunk_size)
+        cache.state, cache._source = stock.state, stock
+        stock.state = (None, None, 0, stock.chunk_size, 0)
+        return cache
+
+    def hand_back(self) -> ChunkedKVCache:
+        stock = self._source or ChunkedKVCache(self.chunk_size)
+        stock.state = self.state
+        self.state = (None, None, 0, self.chunk_size, 0)
+        return stock
+
+    @override
+    def maybe_trim_front(self) -> None:
+        size = self.chunk_size
+        self.chunk_size = size + (RECORD_WINDOW if self._recording else 0)
+        ChunkedKVCache.maybe_trim_front(self)
+        self.chunk_size = size
+
+    @override
+    def can_trim(self, n: int, /) -> bool:
+        length = self.length() - n
+        chunk = length // self.chunk_size * self.chunk_size  # where the next token's chunk begins
+        return n == 0 or (n > 0 and length >= 0 and self.start_position <= chunk)
+
+    @override
+    def start_speculation(self) -> None:
+        self._recording = True
+
+    @override
+    def stop_speculation(self) -> None:
+        self._recording = False
+
+    @override
+    def checkpoint(self) -> Callable[[], None]:
+        # By reference: rows that count are never written again, only rows behind them.
+        before = self.state
+
+        def go_back() -> None:
+            self.state = before
+
+        return go_back
+
+    def arrays(self) -> list[mx.array]:
+        held: list[mx.array | None] = [self.keys, self.values]
+        return [array for array in held if array is not None]

@@ -1,7 +1,7 @@
 """Whether mlx-vlm's drafter loads the heads that `speculate extract-head` and `convert` write.
 
-    python3 -m venv /tmp/vlm && /tmp/vlm/bin/pip install 'mlx-vlm==0.7.10' 'mlx[cpu]'
-    .venv/bin/python tools/check_mlx_vlm.py /tmp/vlm/bin/python
+    python3 -m venv vlm && vlm/bin/pip install 'mlx-vlm==0.7.10' 'mlx[cpu]'
+    .venv/bin/python tools/check_mlx_vlm.py vlm/bin/python
 
 The two never share a process: this one extracts heads and computes their logits, the other
 one loads them with mlx-vlm alone and computes its own. Prints the largest difference for each.

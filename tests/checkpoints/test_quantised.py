@@ -28,7 +28,7 @@ MIXED: Choice = {
     "layers.0.self_attn.v_proj": (8, 32, "mxfp8"),
 }
 CHOICES: dict[str, Choice] = {
-    **{f"{b} bits": dict.fromkeys(DENSE, (b, 32, "affine")) for b in (2, 3, 4, 5, 6, 8)},
+    **{f"{b} bits": dict.fromkeys(DENSE, (b, 32, "affine")) for b in (1, 2, 3, 4, 5, 6, 8)},
     "mxfp4": dict.fromkeys(DENSE, (4, 32, "mxfp4")),
     "mxfp8": dict.fromkeys(DENSE, (8, 32, "mxfp8")),
     "nvfp4": dict.fromkeys(DENSE, (4, 16, "nvfp4")),

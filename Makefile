@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check types style layers pages docs bench clean
+.PHONY: help demo test soak check types style layers pages docs bench bench-strategy clean
 
 help:  ## show this list
-	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## /{printf "  make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
 	@echo "  PYTHON=$(PYTHON) makes the environment: 3.11 or newer"
 
 demo: $(READY)  ## decode with the bundled model, with and without speculation
@@ -44,6 +44,10 @@ docs: $(READY)  ## build the documentation into site/
 bench: $(READY)  ## run the benchmarks
 	@test -d benchmarks || { echo "There is no benchmarks/ folder here yet: nothing to run."; exit 1; }
 	$(BIN)/python -m benchmarks
+
+bench-strategy: $(READY)  ## time over the best fixed choice, on recorded traces and on a grown model
+	$(BIN)/python -m benchmarks.strategy --simulate
+	$(BIN)/python -m benchmarks.strategy
 
 clean:  ## remove everything that these targets made
 	rm -rf $(VENV) build dist site .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache

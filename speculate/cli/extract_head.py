@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from speculate.cli import parsing
+from speculate.cli.progress import bars
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     with (
         new_folder(target, replace=args.force) as folder,
         explained(source, "its head cannot be extracted"),
-        _progress() as progress,
+        bars() as progress,
     ):
         head = _read(files, args.quantize, progress)
         config = drafter_config(files, head)
@@ -103,15 +102,3 @@ def _described(head: HeadTensors) -> str:
     raw = any(decision.convention == "raw" for decision in head.norms)
     norms = ", its norms shifted" if raw else ""
     return f"{len(head.weights)} tensors, {size / 1e6:.1f} MB{norms}"
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar for each stage, shown in a terminal only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        yield progress

@@ -12,6 +12,7 @@ from typing import Final, cast
 from typing_extensions import Protocol
 
 from speculate.cli import convert, demo, extract_head, generate, inspect
+from speculate.cli.bench import command as bench
 from speculate.cli.parsing import Parser
 from speculate.cli.printing import printable
 from speculate.errors import SpeculateError
@@ -42,6 +43,7 @@ class Command(Protocol):
 COMMANDS: Final[Mapping[str, Command]] = {
     "generate": generate,
     "demo": demo,
+    "bench": bench,
     "inspect": inspect,
     "extract-head": extract_head,
     "convert": convert,
@@ -53,7 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="speculate",
         description="Exact speculative decoding of mlx-lm models.",
-        epilog="Example: speculate generate --max-tokens 64",
+        epilog="\n  ".join(["Examples:", *(command.EXAMPLE for command in COMMANDS.values())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     found = f"%(prog)s {version(DISTRIBUTION)}"

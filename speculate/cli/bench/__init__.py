@@ -1,0 +1,1 @@
+"""`speculate bench`: what this machine, this model and these proposers make of speculation."""

@@ -1,0 +1,161 @@
+"""`speculate bench`: what drafts cost and bring, measured and drawn."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+import attrs
+import mlx.core as mx
+
+from speculate.cli import parsing
+from speculate.cli.models import load_named
+from speculate.cli.printing import finite
+from speculate.cli.progress import bars
+from speculate.errors import CheckpointError, OptionError
+from speculate.loading import DEMO_MODELS
+from speculate.loading.demo import demo_folder
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+    from speculate.cli.bench.results import Results
+
+SUMMARY: Final = "Measure what forwards and drafts take here, and what each strategy makes of it."
+EXAMPLE: Final = "speculate bench --draft-model draft --tokens 64 --output speculate-bench"
+
+WORKLOADS: Final = ("code", "prose")
+PROMPTS: Final = 2
+"""Bundled prompts of each workload."""
+
+DATA: Final = "bench.json"
+PICTURE: Final = "bench.png"
+
+NO_MATPLOTLIB: Final = (
+    f"There is no matplotlib here, so {PICTURE} is not drawn: pip install 'mlx-speculate[plots]'"
+)
+ON_A_CPU: Final = (
+    "This ran on a CPU. The BLAS in MLX's wheel for Linux takes time for every row of a forward, "
+    "so drafts do not pay with it as they do on a GPU: look at v(T)."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: hybrid)")
+    add("--head", metavar="PATH", help="where the MTP head is, if the model's folder has none")
+    add("--draft-model", "--draft", metavar="MODEL", help="a model that drafts: likewise")
+    add(
+        "--tokens",
+        type=parsing.positive,
+        default=128,
+        metavar="N",
+        help="tokens to generate for each prompt and way, twice (default: %(default)s)",
+    )
+    add(
+        "--output",
+        "-o",
+        type=Path,
+        default=Path("speculate-bench"),
+        metavar="DIR",
+        help=f"where to write {DATA} and {PICTURE} (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, and write; what was written there before is replaced."""
+    from speculate.cli.bench.plots import draw
+    from speculate.cli.bench.table import show
+
+    draws = find_spec("matplotlib") is not None
+    _prepare(args.output)
+    if not draws:
+        print(NO_MATPLOTLIB, file=sys.stderr)
+    results = _measure(args)
+    show(results)
+    if mx.default_device().type == mx.cpu:
+        print(ON_A_CPU)
+    text = json.dumps(finite(attrs.asdict(results)), indent=1, allow_nan=False)
+    data, picture = args.output / DATA, args.output / PICTURE
+    try:
+        data.write_text(f"{text}\n", encoding="utf-8")
+        if draws:
+            draw(results, picture)
+    except OSError as error:
+        raise _unwritable(args.output, error) from error
+    print(f"written: {data}" + (f", {picture}" if draws else ""))
+    return 0
+
+
+def _measure(args: argparse.Namespace) -> Results:
+    from speculate.cli.bench import results as numbers
+    from speculate.cli.bench.forwards import REPEATS, time_forwards
+    from speculate.cli.bench.runs import run_all, ways_of
+
+    draft = None if args.draft_model is None else load_named(args.draft_model, head=False)[0]
+    model, tokenizer = load_named(args.model, args.head)
+    workloads, ways = _workloads(tokenizer), ways_of(model, draft)
+    texts = sum(len(prompts) for prompts in workloads.values())
+    with bars() as progress:
+        task = progress.add_task("Forwards", total=1 + REPEATS)
+        context = max(workloads["code"], key=len)
+        forwards = time_forwards(model, context, partial(progress.advance, task))
+        task = progress.add_task("Texts", total=len(ways) * (1 + 2 * texts))
+        stops = cast("set[int]", tokenizer.eos_token_ids)
+        done = partial(progress.advance, task)
+        runs = run_all(model, ways, workloads, args.tokens, stops, done)
+    return numbers.Results(
+        model=args.model or DEMO_MODELS[0],
+        draft_model=args.draft_model,
+        machine=_machine(),
+        tokens=args.tokens,
+        forward=numbers.relative(forwards, len(context)),
+        survival=numbers.survival(runs),
+        choices=numbers.choices(runs),
+        workloads=numbers.outcomes(runs),
+        same_text=numbers.same_text(runs),
+        disturbance=numbers.disturbance(runs),
+    )
+
+
+def _workloads(tokenizer: TokenizerWrapper) -> Mapping[str, Sequence[Sequence[int]]]:
+    """Prompts by kind, as ids."""
+    folder = demo_folder(DEMO_MODELS[0]).parent / "prompts"
+    found: dict[str, list[list[int]]] = {}
+    for kind in WORKLOADS:
+        paths = sorted(folder.glob(f"{kind}_*.txt"))[:PROMPTS]
+        if not paths:
+            raise CheckpointError(f"{folder}: the bundled prompts are missing; reinstall it")
+        texts = [path.read_text(encoding="utf-8") for path in paths]
+        found[kind] = [cast("list[int]", tokenizer.encode(text)) for text in texts]
+    return found
+
+
+def _machine() -> dict[str, str]:
+    kind = mx.default_device().type
+    name = mx.device_info(kind).get("device_name", "")
+    names = ("mlx", "mlx-lm", "mlx-speculate")
+    return {"device": f"{kind.name} {name}".strip(), **{name: version(name) for name in names}}
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder, and see that it can be written to, before minutes are spent."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / DATA).open("a"):
+            pass
+    except (OSError, ValueError) as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: Exception) -> OptionError:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return OptionError(f"results cannot be written to {folder}: {reason}")

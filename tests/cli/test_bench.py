@@ -1,0 +1,225 @@
+"""`speculate bench`: what it measures, prints and writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest import approx
+
+import speculate as sp
+from speculate.cli.bench import command
+from speculate.cli.bench.forwards import REPEATS, ROWS, time_forwards
+from speculate.cli.bench.results import (
+    best_fixed,
+    choices,
+    disturbance,
+    outcomes,
+    relative,
+    same_text,
+    survival,
+)
+from speculate.cli.bench.runs import Run, run_all, ways_of
+from speculate.protocols import Round
+from tests import tiny, words
+from tests.cli.running import Said, run
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def plain(seconds: float) -> Round:
+    return Round(0, None, 0, 0, 0, 1, False, seconds)
+
+
+def drafted(by: str, depth: int, accepted: int, seconds: float) -> Round:
+    return Round(0, by, depth, depth, accepted, accepted + 1, False, seconds)
+
+
+def written_out() -> list[Run]:
+    """Four tokens without drafts in 4 s, with six drafts in 2 s, and with some in 5 s."""
+    deep = [drafted("mtp", 6, 2, 1.0), drafted("mtp", 6, 0, 1.0)]
+    some = [plain(1.0), drafted("mtp", 1, 1, 3.0), drafted("lookup", 2, 0, 1.0)]
+    return [
+        Run("code", 0, "off", [1, 2, 3, 4], [plain(0.5), plain(1.0), plain(1.0), plain(1.5)]),
+        Run("code", 0, "mtp 6", [1, 2, 3, 4], deep),
+        Run("code", 0, "adaptive", [1, 2, 3, 4], some),
+    ]
+
+
+def test_speedups_of_a_written_out_example() -> None:
+    found = outcomes(written_out())["code"]
+    assert {way: own.speedup for way, own in found.items()} == {
+        "off": 1.0,
+        "mtp 6": 2.0,
+        "adaptive": 4.0 / 5.0,
+    }
+    deep = found["mtp 6"]
+    assert (deep.tokens, deep.passes, deep.draft_tokens, deep.accepted_tokens) == (4, 2, 12, 2)
+    assert best_fixed(found) == "mtp 6"
+    assert best_fixed({"off": found["off"], "adaptive": found["mtp 6"]}) == "off"
+
+
+def test_two_runs_of_a_text_add_up() -> None:
+    slower = [plain(2.0), plain(2.0), plain(2.0), plain(2.0)]
+    again = Run("code", 0, "off", [1, 2, 3, 4], slower)
+    found = outcomes([*written_out(), again])["code"]
+    assert (found["off"].tokens, found["off"].seconds) == (8, 12.0)
+    # Where all ways went as often, each way's sum is compared with plain decoding's.
+    assert found["mtp 6"].speedup == 6.0
+
+
+def test_survival_is_of_the_deepest_drafts() -> None:
+    assert survival(written_out()) == {"mtp": [0.5, 0.5, 0.0, 0.0, 0.0, 0.0]}
+
+
+def test_times_of_choices_are_medians() -> None:
+    found = {(choice.proposer, choice.depth): choice for choice in choices(written_out())}
+    assert list(found) == [(None, 0), ("lookup", 2), ("mtp", 1), ("mtp", 6)]
+    assert (found[None, 0].rounds, found[None, 0].seconds) == (5, 1.0)
+    assert (found["mtp", 1].rounds, found["mtp", 1].relative) == (1, 3.0)
+    assert found["mtp", 6].rounds == 2
+
+
+def test_texts_are_compared_prompt_by_prompt() -> None:
+    runs = written_out()
+    other = Run("code", 1, "off", [5], [plain(1.0)])
+    assert same_text([*runs, other])
+    assert not same_text([*runs, other, Run("code", 1, "mtp 6", [6], [plain(1.0)])])
+
+
+def test_how_far_two_runs_of_the_same_are_apart() -> None:
+    def at(way: str, seconds: float) -> Run:
+        return Run("code", 0, way, [1], [plain(seconds)])
+
+    pairs = [("off", 1.0, 1.5), ("mtp 1", 2.0, 2.0), ("mtp 3", 4.0, 1.0)]
+    runs = [at(way, seconds) for way, *both in pairs for seconds in both]
+    assert disturbance(runs) == approx(0.5)
+
+
+def test_v_is_relative_to_one_row() -> None:
+    found = relative({1: 2.0, 2: 3.0}, 7)
+    assert (found.context, found.relative) == (7, {1: 1.0, 2: 1.5})
+
+
+@pytest.mark.parametrize("name", ["hybrid", "windowed"])
+def test_every_width_is_timed(name: str) -> None:
+    model, tokenizer = sp.load_demo(name)
+    calls: list[None] = []
+    found = time_forwards(model, tokenizer.encode("def a(b):\n"), lambda: calls.append(None))
+    assert list(found) == list(ROWS) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert all(0 < seconds < 60 for seconds in found.values())
+    assert len(calls) == 1 + REPEATS
+
+
+def test_ways_go_forth_and_back() -> None:
+    model, _ = sp.load()
+    draft, _ = sp.load_demo("draft")
+    ways = ways_of(model, draft)
+    fixed = [f"{name} {depth}" for name in ("draft", "mtp", "lookup") for depth in (1, 3, 6)]
+    assert list(ways) == ["off", *fixed, "adaptive"]
+    some = {way: ways[way] for way in ("off", "mtp 3", "draft 1")}
+    runs = run_all(model, some, {"code": [[5, 6, 7]], "prose": [[8, 9]]}, 3, (), lambda: None)
+    order = ["off", "mtp 3", "draft 1", "draft 1", "mtp 3", "off"]
+    assert [(run.workload, run.way) for run in runs] == [
+        (workload, way) for workload in ("code", "prose") for way in order
+    ]
+    assert same_text(runs)
+    assert all(len(run.ids) == 3 and run.seconds > 0 for run in runs)
+    for who, own in (("mtp", "mtp 3"), ("draft", "draft 1"), (None, "off")):
+        assert who in {r.proposer for run in runs if run.way == own for r in run.rounds}
+
+
+def test_a_strategy_is_made_anew_for_each_text() -> None:
+    model, _ = sp.load()
+    make = ways_of(model, None)["adaptive"]
+    assert make() is not make()
+
+
+def bench(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> Said:
+    return run(capsys, "bench", "--tokens", "4", "--output", str(folder), *options)
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> str:
+    return str(words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE))
+
+
+def test_all_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, dense: str) -> None:
+    said = bench(capsys, tmp_path / "deep" / "out", "--model", dense, "--draft", dense)
+    assert (said.status, said.err) == (0, "")
+    found: dict[str, Any] = json.loads((tmp_path / "deep" / "out" / "bench.json").read_text())
+    assert (found["model"], found["draft_model"], found["tokens"]) == (dense, dense, 4)
+    assert found["same_text"] is True
+    assert list(found["forward"]["relative"]) == [str(rows) for rows in range(1, 10)]
+    assert set(found["workloads"]) == {"code", "prose"}
+    fixed = [f"{name} {depth}" for name in ("draft", "lookup") for depth in (1, 3, 6)]
+    for outcomes_ in found["workloads"].values():
+        assert list(outcomes_) == ["off", *fixed, "adaptive"]
+        assert outcomes_["off"]["speedup"] == 1.0
+        # Two prompts, four tokens each, twice.
+        assert {outcome["tokens"] for outcome in outcomes_.values()} == {16}
+    # It drafts for itself.
+    assert found["survival"]["draft"] == [1.0, 1.0, 1.0]
+    assert (tmp_path / "deep" / "out" / "bench.png").read_bytes().startswith(PNG)
+    for words_ in ("v(T)", "adaptive", "best in hindsight", "All ways gave the same texts."):
+        assert words_ in said.out
+    assert "This ran on a CPU" in said.out
+    assert said.out.endswith(f"{tmp_path}/deep/out/bench.png\n")
+
+
+def test_without_matplotlib_the_numbers_are_written(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    dense: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    said = bench(capsys, tmp_path / "out", "--model", dense)
+    assert said.status == 0
+    assert said.err == (
+        "There is no matplotlib here, so bench.png is not drawn: "
+        "pip install 'mlx-speculate[plots]'\n"
+    )
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["bench.json"]
+    assert said.out.endswith("bench.json\n")
+
+
+def test_matplotlib_is_imported_by_nothing_else() -> None:
+    code = (
+        "import sys, speculate.cli.main, speculate.cli.bench.plots; "
+        "sys.exit('matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    said = bench(capsys, tmp_path / "file", "--model", "/nowhere")
+    assert (said.status, said.out) == (2, "")
+    assert said.err.startswith(f"speculate: error: results cannot be written to {tmp_path}/file: ")
+    assert said.err.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--tokens", "0"], "must be at least 1"),
+        (["--model", "/nowhere"], "there is no such folder"),
+        (["--draft-model", "/nowhere"], "there is no such folder"),
+    ],
+)
+def test_bad_input_keeps_earlier_results(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str], reason: str
+) -> None:
+    (tmp_path / "bench.json").write_text("earlier")
+    said = run(capsys, "bench", "--output", str(tmp_path), *options)
+    assert said.status == 2
+    assert reason in said.err
+    assert (tmp_path / "bench.json").read_text() == "earlier"

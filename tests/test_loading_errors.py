@@ -86,6 +86,8 @@ def broken(folder: Path, what: str) -> None:
             (folder / "tokenizer_config.json").unlink()
         case "tokenizer is no json":
             (folder / "tokenizer.json").write_text("{")
+        case "more layers than can be":
+            config.write_text(json.dumps({**known, "num_hidden_layers": 10**9}))
         case "code of its own":
             config.write_text(json.dumps({**known, "model_file": "model.py"}))
 
@@ -106,6 +108,7 @@ REASONS = {
     "weights are none": r"model\.safetensors: is not a safetensors file",
     "no tokenizer": "its tokenizer cannot be loaded",
     "tokenizer is no json": "its tokenizer cannot be loaded: JSONDecodeError",
+    "more layers than can be": r"config\.json: num_hidden_layers is 1000000000, which cannot be",
     "code of its own": "trust_remote_code",
 }
 

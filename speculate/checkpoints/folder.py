@@ -15,6 +15,9 @@ from speculate.errors import CheckpointError
 JSON_LIMIT: Final = 64 * 2**20
 """Longest index or config that is read, in bytes."""
 
+LAYER_LIMIT: Final = 1024
+"""Most layers that a config may ask for."""
+
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 
 FILE_LIMIT: Final = 10_000
@@ -102,6 +105,20 @@ def section(config: Mapping[str, object], key: str) -> Mapping[str, object]:
     """An object within a config; empty where there is none."""
     found = config.get(key)
     return cast(Mapping[str, object], found) if isinstance(found, dict) else {}
+
+
+def check_layers(config: Mapping[str, object], folder: Path) -> None:
+    """Refuse a config of more layers than anybody has, before a model is made of it.
+
+    A list of layers is the one thing that a model without weights takes memory for.
+
+    Raises:
+        CheckpointError: It asks for so many.
+    """
+    for level in (config, section(config, "text_config")):
+        for key, value in level.items():
+            if "layer" in key and isinstance(value, int) and value > LAYER_LIMIT:
+                raise CheckpointError(f"{folder}/config.json: {key} is {value}, which cannot be")
 
 
 def _merge(folder: Path, files: Iterable[Path], listed: Mapping[str, Path]) -> Survey:

@@ -13,14 +13,12 @@ from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_pr
 from mlx_lm.utils import _get_classes
 
 from speculate.backends.adoption import adopt
-from speculate.errors import CannotRewindError, CheckpointError, UnsupportedModelError
+from speculate.checkpoints.folder import check_layers
+from speculate.errors import CannotRewindError, UnsupportedModelError
 from speculate.models.qwen3_5 import Qwen35Adapter
 from speculate.models.qwen3_next import Qwen3NextAdapter
-from speculate.models.registry import adapter_for
+from speculate.models.registry import factory_for
 from speculate.protocols import SpeculativeModel, StockModel
-
-LAYER_LIMIT: Final = 1024
-"""Most layers that a config may ask for, to be looked at."""
 
 OFFSET: Final = "exactly, to any token: an offset moves back"
 WINDOW: Final = "exactly, to any token: rows behind the window are kept"
@@ -72,19 +70,22 @@ def architecture(config: Mapping[str, object], folder: Path) -> Architecture:
     Raises:
         CheckpointError: The config asks for more layers than anybody has.
     """
-    _check_size(config, folder)
+    check_layers(config, folder)
     if config.get("model_file") is not None:
         return Architecture(problem="the folder brings code of its own, which is not run here")
     try:
         model_class, args_class = _get_classes(dict(config))
+        # One that nothing drives is not made: how much a config may ask of it is not known.
+        factory = factory_for(model_class)
         stock = cast(StockModel, model_class(args_class.from_dict(deepcopy(dict(config)))))
         caches = make_prompt_cache(cast(Module, stock))
+    except UnsupportedModelError as error:
+        return Architecture(problem=str(error))
     except Exception as error:
         text = " ".join(str(error).split())
         return Architecture(problem=f"mlx-lm makes no model of it: {type(error).__name__}: {text}")
     adapter, problem = None, None
     try:
-        factory = adapter_for(stock)
         adapter = factory(stock, head=None, eos_token_ids=(), vocabulary=None)
     except UnsupportedModelError as error:
         problem = str(error)
@@ -94,15 +95,6 @@ def architecture(config: Mapping[str, object], folder: Path) -> Architecture:
         vocabulary_size=None if adapter is None else adapter.vocab_size,
         problem=problem,
     )
-
-
-def _check_size(config: Mapping[str, object], folder: Path) -> None:
-    """A list of layers is the one thing that a lazy model really makes."""
-    inner = config.get("text_config")
-    for level in (config, inner if isinstance(inner, dict) else {}):
-        for key, value in level.items():
-            if "layer" in key and isinstance(value, int) and value > LAYER_LIMIT:
-                raise CheckpointError(f"{folder}/config.json: {key} is {value}, which cannot be")
 
 
 def _describe(cache: object, adapter: SpeculativeModel | None) -> tuple[str, str, bool]:

@@ -59,7 +59,7 @@ def check_folder(folder: Path, overrides: Mapping[str, object] | None) -> None:
         CheckpointError: It is no folder, or something is missing in it or broken.
         UnsupportedModelError: mlx-lm has no such model.
     """
-    from speculate.checkpoints.folder import read_json
+    from speculate.checkpoints.folder import check_layers, read_json
 
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file. Give the folder that holds config.json")
@@ -69,6 +69,7 @@ def check_folder(folder: Path, overrides: Mapping[str, object] | None) -> None:
             "hub or written by mlx_lm.convert"
         )
     config = {**read_json(folder / "config.json"), **(overrides or {})}
+    check_layers(config, folder)
     _check_type(folder, config)
     if not any(folder.glob("model*.safetensors")):
         raise CheckpointError(
@@ -115,7 +116,7 @@ def _check_files(folder: Path) -> None:
 def _check_type(folder: Path, config: Mapping[str, object]) -> None:
     from mlx_lm.utils import _get_classes
 
-    from speculate.models.registry import supported
+    from speculate.models.registry import factory_for, supported
 
     name = config.get("model_type")
     if not isinstance(name, str):
@@ -123,7 +124,7 @@ def _check_type(folder: Path, config: Mapping[str, object]) -> None:
     if config.get("model_file") is not None:
         return  # The folder brings code of its own.
     try:
-        _get_classes(dict(config))
+        model_class, _ = _get_classes(dict(config))
     except (ValueError, AttributeError) as error:
         if name.endswith("_mtp"):
             remedy = "It is a head alone: load its trunk, and pass this as head="
@@ -132,3 +133,5 @@ def _check_type(folder: Path, config: Mapping[str, object]) -> None:
         raise UnsupportedModelError(
             f"{folder}: mlx-lm has no model type {name!r}. {remedy}"
         ) from error
+    # Asked before the model is made: how much a config may ask of others is not known.
+    factory_for(model_class)

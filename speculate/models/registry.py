@@ -48,12 +48,21 @@ def adapter_for(stock: StockModel) -> AdapterFactory:
     """
     if isinstance(stock, StockAdapter):
         raise UnsupportedModelError("this model is adapted already: use it as it is")
-    architecture = type(stock).__module__.rpartition(".")[2]
+    return factory_for(type(stock))
+
+
+def factory_for(model_class: type[object]) -> AdapterFactory:
+    """The same, by a model's class.
+
+    Raises:
+        UnsupportedModelError: No adapter is registered for it.
+    """
+    architecture = model_class.__module__.rpartition(".")[2]
     for entry in entry_points(group=ENTRY_POINTS, name=architecture):
         factory: AdapterFactory = entry.load()
         return factory
     raise UnsupportedModelError(
-        f"no adapter drives '{architecture}' ({type(stock).__qualname__}). Supported: "
+        f"no adapter drives '{architecture}' ({model_class.__qualname__}). Supported: "
         f"{', '.join(supported())}. To add it, write a class with `make_cache`, `adopt` and "
         f"`forward` (see 'Writing an adapter') and name it in the entry points "
         f"'{ENTRY_POINTS}': {architecture} = \"your_package:YourAdapter\"."

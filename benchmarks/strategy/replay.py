@@ -140,6 +140,7 @@ class Replay:
                 seconds=seconds,
                 context=len(self._recording.prompt) + self._place - right,
                 predicted=plan.predicted,
+                plain_seconds=plan.plain_seconds,
             )
         )
         self._rounds += 1

@@ -46,10 +46,17 @@ class Drafting:
             known: The same, where these are the tokens that the proposers were told; they
                 go on where they are.
         """
-        for proposer in self._left:
+        if isinstance(self._strategy, ToleratesFailures):
+            self._strategy.begin()
+        for proposer in list(self._left):
             proposer.attach(self._target)
-            if known is None or proposer.position() != known:
-                proposer.begin(position)
+            with self.tolerated(proposer):
+                if known is None or proposer.position() != known:
+                    proposer.begin(position)
+
+    def takes_part(self, proposer: Proposer) -> bool:
+        """Whether it did not raise in this text."""
+        return any(proposer is one for one in self._left)
 
     def begin_again(self, position: int) -> None:
         """Have every proposer forget a text that was given up.
@@ -94,7 +101,7 @@ class Drafting:
         proposer = plan.proposer
         if proposer is None:
             raise SpeculateError(f"the strategy planned {plan.depth} drafts by nobody")
-        if any(proposer is one for one in self._left):
+        if self.takes_part(proposer):
             with self.tolerated(proposer):
                 return _checked(proposer, proposer.propose(newest, depth, choose), depth)
         return Draft(mx.zeros((0,), dtype=mx.uint32))

@@ -59,7 +59,7 @@ def measure_costs(
     newest = mx.array([text[-1]], dtype=mx.uint32)
     draft: dict[str, float] = {}
     for proposer in strategy.proposers:
-        if not isinstance(proposer, Foresees):
+        if setup.drafting.takes_part(proposer) and not isinstance(proposer, Foresees):
             with setup.drafting.tolerated(proposer):
                 seconds = _draft_seconds(proposer, newest)
                 if seconds is not None:

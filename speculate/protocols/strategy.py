@@ -120,6 +120,9 @@ class UsesCosts(Strategy, Protocol):
 class ToleratesFailures(Strategy, Protocol):
     """A strategy that can go on without a proposer that raised."""
 
+    def begin(self) -> None:
+        """A text begins, in front of its prompt: whoever raised in another takes part again."""
+
     def failed(self, proposer: Proposer, error: Exception, /) -> None:
         """`proposer` raised `error`, and is neither told nor asked again in this text."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal, final
@@ -10,15 +11,18 @@ from typing import Final, Literal, final
 from speculate.errors import OptionError
 from speculate.protocols import Costs, Plan, Proposer, Round
 from speculate.strategies.contender import PLAIN, Contender, Offer
-from speculate.strategies.cost_store import CostStore, bucket
+from speculate.strategies.cost_store import CostStore, bucket, check_costs
 from speculate.strategies.timing import Timing
-from speculate.strategies.trials import Trials
+from speculate.strategies.trials import MOST, Trials
 
 DEEPEST: Final = 12
 """Most tokens of a draft. Deeper ones pay for copies of long passages only."""
 
 OPTIMISM: Final = 0.75
 """Standard deviations by which a trial may hope for more than was seen."""
+
+FORGOTTEN: Final = 400
+"""Rounds without a proposer after which it is tried again, whatever was seen of it."""
 
 WORTH_MEASURING: Final = 64
 """Tokens to emit for which measuring the costs beforehand is worth while."""
@@ -51,7 +55,7 @@ class Adaptive:
         cache_folder: Where measured costs are kept, by default in the user's cache folder.
 
     Raises:
-        OptionError: `clock` is neither of the two.
+        OptionError: `clock` is neither of the two, or `costs` cannot be used.
     """
 
     def __init__(
@@ -64,6 +68,10 @@ class Adaptive:
     ) -> None:
         if clock not in ("wall", "fixed"):
             raise OptionError(f"clock is 'wall' or 'fixed', got {clock!r}")
+        try:
+            costs = costs and check_costs(costs)
+        except ValueError as error:
+            raise OptionError(str(error)) from None
         self._proposers = proposers
         self._contenders = [Contender(proposer) for proposer in proposers]
         self._free = {contender.name: contender.free for contender in self._contenders}
@@ -97,8 +105,12 @@ class Adaptive:
 
     def observe(self, round: Round, /) -> None:
         for contender in self._contenders:
-            contender.observe(round)
-        if self._fixed or round.cut:
+            try:
+                contender.observe(round)
+            except Exception as error:
+                self.failed(contender.proposer, error)
+        timed = 0.0 < round.seconds < math.inf
+        if self._fixed or round.cut or not timed:
             return
         if round.proposer is None:
             self._timing.observe_plain(round.seconds)
@@ -106,8 +118,6 @@ class Adaptive:
             self._timing.observe(round.proposer, round.drafted, round.seconds)
 
     def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
-        for contender in self._contenders:
-            contender.failed = False
         if not self._measures:
             return False
         place = (key, bucket(context))
@@ -119,7 +129,7 @@ class Adaptive:
             return remaining is None or remaining >= WORTH_MEASURING
         if place not in self._known:
             self._known = {place: known}
-            self._timing = Timing(known, self._free, DEEPEST)
+            self._timing = Timing(known, self._free, DEEPEST, lately=False)
         return False
 
     def take_costs(self, costs: Costs, /) -> None:
@@ -127,6 +137,10 @@ class Adaptive:
         self._timing = Timing(costs, self._free, DEEPEST)
         if self._key is not None:
             self._store.save(self._key, costs)
+
+    def begin(self) -> None:
+        for contender in self._contenders:
+            contender.failed = False
 
     def failed(self, proposer: Proposer, error: Exception, /) -> None:
         logger.warning(
@@ -142,23 +156,37 @@ class Adaptive:
     def _choose(self, deepest: int) -> Offer:
         """The best offer, or one that may be better and is worth a try."""
         best = hope = PLAIN
-        looks = [(contender, contender.look(deepest)) for contender in self._contenders]
+        looks = self._looks(deepest)
         for contender, look in looks:
-            if look[1]:
-                times = self._timing.of(contender.name)
-                best = max(best, contender.best(times, look), key=_rate)
-                hope = max(hope, contender.best(times, look, OPTIMISM), key=_rate)
-        if hope.contender is None:
-            return best
-        same = hope.contender is best.contender
-        # One draft shows whether a proposer is worth more, and costs least.
-        depth = min(hope.depth, best.depth + 1) if same else 1
-        if same and depth == best.depth:
-            return best
-        look = next(look for contender, look in looks if contender is hope.contender)
-        trial = hope.contender.at(depth, self._timing.of(hope.contender.name), look)
-        loss = trial.time - trial.tokens / best.rate
-        return trial if self._trials.pay(loss) else best
+            times = self._timing.of(contender.name)
+            best = max(best, contender.best(times, look), key=_rate)
+            hope = max(hope, contender.best(times, look, OPTIMISM), key=_rate)
+        for contender, look in looks:
+            # One draft more shows whether a proposer is worth more, and costs least.
+            depth = 1 + (best.depth if contender is best.contender else 0)
+            hoped = contender is hope.contender and depth <= hope.depth
+            idle = self._timing.idle(contender.name)
+            if hoped or (contender is not best.contender and idle >= FORGOTTEN):
+                trial = contender.at(depth, self._timing.of(contender.name), look)
+                loss = trial.time - trial.tokens / best.rate
+                # Whoever was slow may not be any more.
+                price = loss if idle < FORGOTTEN * loss else min(loss, MOST)
+                if self._trials.pay(price):
+                    return trial
+        return best
+
+    def _looks(self, deepest: int) -> list[tuple[Contender, tuple[int, int]]]:
+        """Those who can draft now, and what."""
+        looks = []
+        for contender in self._contenders:
+            try:
+                look = contender.look(deepest)
+            except Exception as error:
+                self.failed(contender.proposer, error)
+            else:
+                if look[1]:
+                    looks.append((contender, look))
+        return looks
 
 
 def _rate(offer: Offer) -> float:

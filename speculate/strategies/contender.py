@@ -96,6 +96,8 @@ class Contender:
         """Learn from a round, whoever drafted in it."""
         for survival in self._kinds.values():
             survival.forget(round.emitted)
+        if self.failed:
+            return
         if self._foresees is not None:
             # It knows of every place in the text, also of those where others drafted.
             for found in self._foresees.hindsight():

@@ -6,15 +6,22 @@ import hashlib
 import json
 import logging
 import os
+import threading
+from collections.abc import ItemsView
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, cast, final
 
+import attrs
 import platformdirs
 
 from speculate.protocols import Costs
 
 SMALLEST: Final = 256
 """Shorter contexts cost what this one does."""
+
+LONGEST: Final = 1e4
+"""Seconds that nothing measured takes."""
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +33,9 @@ def bucket(context: int) -> int:
 
 @final
 class CostStore:
-    """One file for each model, its proposers and machine. What cannot be read is measured again.
+    """One file for each model with its proposers and machine, and context length.
+
+    What cannot be read is measured again, and what cannot be written is not kept.
 
     Args:
         folder: Where; by default `speculate` in the user's cache folder.
@@ -37,49 +46,60 @@ class CostStore:
 
     def load(self, key: str, context: int) -> Costs | None:
         """What was measured under `key` at this context length, or `None`."""
-        entry = self._read(key).get(str(bucket(context)))
+        path = self._path(key, context)
         try:
-            return None if entry is None else _costs(entry)
-        except (AttributeError, TypeError, ValueError, KeyError):
-            logger.warning("ignored unreadable costs in %s", self._path(key))
+            return _costs(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+            logger.warning("ignored costs in %s, which cannot be read", path)
             return None
 
     def save(self, key: str, costs: Costs) -> None:
-        """Keep what was measured. A folder that cannot be written to is left alone."""
-        entries = self._read(key)
-        entries[str(bucket(costs.context))] = {
-            "context": costs.context,
-            "forward": {str(rows): seconds for rows, seconds in costs.forward.items()},
-            "draft": dict(costs.draft),
-        }
-        path = self._path(key)
-        beside = path.with_suffix(f".{os.getpid()}.tmp")
+        """Keep what was measured."""
+        path = self._path(key, costs.context)
+        own = f".{os.getpid()}.{threading.get_ident()}.tmp"
+        beside = path.with_suffix(own)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps({"key": key, "contexts": entries}, indent=1))
+            beside.write_text(json.dumps({"key": key, **attrs.asdict(costs)}), encoding="utf-8")
             beside.replace(path)
         except OSError as error:
             logger.info("measured costs are not kept: %s", error)
+            with suppress(OSError):
+                beside.unlink()
 
-    def _read(self, key: str) -> dict[str, object]:
-        try:
-            found = json.loads(self._path(key).read_text())
-            return cast("dict[str, object]", dict(found["contexts"]))
-        except (OSError, ValueError, TypeError, KeyError):
-            return {}
-
-    def _path(self, key: str) -> Path:
+    def _path(self, key: str, context: int) -> Path:
         folder = self._folder or platformdirs.user_cache_path("speculate", appauthor=False)
-        return folder / "costs" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+        name = hashlib.sha256(key.encode()).hexdigest()[:24]
+        return folder / "costs" / f"{name}-{bucket(context)}.json"
+
+
+def check_costs(costs: Costs) -> Costs:
+    """The same costs.
+
+    Raises:
+        ValueError: They are no times that a strategy could go by.
+    """
+    rows, seconds = list(costs.forward), [*costs.forward.values(), *costs.draft.values()]
+    if 1 not in rows or len(rows) < 2 or min(rows) < 1:
+        raise ValueError(f"costs need the times of 1 row and of more, got those of {rows}")
+    if not all(0 <= time < LONGEST for time in seconds) or 0 in costs.forward.values():
+        raise ValueError(f"costs are times in seconds, of a forward more than 0; got {seconds}")
+    return costs
 
 
 def _costs(entry: object) -> Costs:
-    """Costs from a file, checked: times are positive numbers, one row is among them."""
+    """Costs as they are in a file."""
+    if not isinstance(entry, dict):
+        raise TypeError("not an object")
     fields = cast("dict[str, dict[str, float]]", entry)
-    forward = {int(rows): float(seconds) for rows, seconds in fields["forward"].items()}
-    draft = {name: float(seconds) for name, seconds in fields["draft"].items()}
-    if 1 not in forward or len(forward) < 2:
-        raise ValueError("times of one row and of more are needed")
-    if not all(0 < seconds < 1e4 for seconds in [*forward.values(), *draft.values()]):
-        raise ValueError("times are positive, in seconds")
-    return Costs(int(cast(int, fields["context"])), forward, draft)
+    forward = {int(rows): float(seconds) for rows, seconds in _pairs(fields["forward"])}
+    draft = {name: float(seconds) for name, seconds in _pairs(fields["draft"])}
+    return check_costs(Costs(int(cast(int, entry["context"])), forward, draft))
+
+
+def _pairs(table: object) -> ItemsView[str, float]:
+    if not isinstance(table, dict):
+        raise TypeError("not an object")
+    return cast("dict[str, float]", table).items()

@@ -8,6 +8,15 @@ from typing import Final, final
 KEPT: Final = 0.98
 """What a comparison counts for when the next one at its position comes."""
 
+LATELY: Final = 0.85
+"""The same for a second average, of what came last."""
+
+PARTED: Final = 0.4
+"""How far apart the two averages may be before the text counts as another one."""
+
+ANEW: Final = 6.0
+"""Comparisons that what came last counts for, then; what was before is forgotten."""
+
 MEMORY: Final = 400.0
 """Tokens of text after which what was seen counts 1/e, also where nothing new came."""
 
@@ -28,7 +37,7 @@ class Survival:
     Keeps for each position how often a draft that came so far was right there. A draft says
     nothing about the positions behind its first mistake, and one that was right throughout
     nothing about deeper ones. A position that has seen little is taken to be like the one in
-    front of it.
+    front of it. When what comes no longer fits what was learned, learning begins anew.
 
     Args:
         prior: Chance that a first draft is right, before any was seen.
@@ -38,6 +47,7 @@ class Survival:
         self._prior = prior
         self._right: list[float] = []
         self._seen: list[float] = []
+        self._lately: list[float] = []
 
     def observe(self, compared: int, right: int) -> None:
         """Learn from a draft.
@@ -60,9 +70,16 @@ class Survival:
         while position >= len(self._seen):
             self._seen.append(0.0)
             self._right.append(0.0)
+            self._lately.append(right / compared)
         keep = KEPT**compared
-        self._seen[position] = self._seen[position] * keep + compared
-        self._right[position] = self._right[position] * keep + right
+        seen = self._seen[position] * keep + compared
+        hits = self._right[position] * keep + right
+        lately = self._lately[position]
+        lately += (1.0 - LATELY**compared) * (right / compared - lately)
+        if seen > ANEW and abs(lately - hits / seen) > PARTED:
+            seen, hits = ANEW, ANEW * lately
+        self._seen[position], self._right[position] = seen, hits
+        self._lately[position] = lately
 
     def forget(self, tokens: int) -> None:
         """The text went on by so many tokens."""

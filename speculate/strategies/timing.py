@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
-from statistics import median
+from itertools import accumulate
+from statistics import median, median_low
 from typing import Final, final
 
 from speculate.protocols import Costs
@@ -17,7 +18,20 @@ ENOUGH: Final = 3
 """Rounds after which a depth goes by its own times."""
 
 CHANGED: Final = 1.15
-"""Factor by which the machine's pace changes before plain decoding is timed again."""
+"""Factor by which a time differs before it counts as another one."""
+
+CHECKS: Final = 2
+"""Plain rounds that show what plain decoding takes."""
+
+LASTING: Final = 5
+"""Rounds of other times after which they are a proposer's own. One more than it takes to
+check plain decoding, so that a machine which slowed down as a whole is not blamed on it."""
+
+OUTDATED: Final = 128
+"""Rounds without a proposer after which all that was seen of its times counts as one round."""
+
+RECHECKED: Final = 512
+"""Rounds after which plain decoding is timed again, in any case."""
 
 GUESSED: Final = Costs(0, {1: 1.0, 2: 1.15, 4: 1.4, 8: 2.0}, {})
 """What is expected before anything was measured, of a 4-bit model on a laptop."""
@@ -30,99 +44,156 @@ GUESSED_DRAFT: Final = 0.12
 class Timing:
     """Times of rounds, relative to a round without drafts.
 
-    A round that was disturbed (a page fault, another program) moves nothing. What changes
-    for good is first taken for a change of the machine's pace, which slows every round
-    alike; `doubts_plain` then asks for a plain round, which shows whether it was.
+    A round that was disturbed (a page fault, another program) moves nothing. What stays
+    different is first taken for a change of the machine's pace, which slows every round
+    alike; `doubts_plain` then asks for plain rounds, which show whether it was. If it was
+    not, and drafting still takes as long, drafting has changed.
 
     Args:
         costs: What was measured; `None` to start from a guess.
         proposers: Names of the proposers, and whether they draft without the device.
         deepest: Most tokens of a draft.
+        lately: It was measured just now, or is to be believed; else the machine may have
+            another pace by now.
     """
 
-    def __init__(self, costs: Costs | None, proposers: Mapping[str, bool], deepest: int) -> None:
+    def __init__(
+        self,
+        costs: Costs | None,
+        proposers: Mapping[str, bool],
+        deepest: int,
+        *,
+        lately: bool = True,
+    ) -> None:
         table = GUESSED if costs is None else costs
         unit = table.forward[1]
         rows = [interpolated(table.forward, count) / unit for count in range(1, deepest + 2)]
+        # More rows never take less, whatever a measurement says.
+        rows = list(accumulate(rows, max))
         self._tables: dict[str, list[float]] = {}
         for name, free in proposers.items():
             guess = 0.0 if free else GUESSED_DRAFT
             step = table.draft[name] / unit if name in table.draft else guess
             self._tables[name] = [time + step * depth for depth, time in enumerate(rows)]
-        self._pace = self._checked_pace = 0.0 if costs is None else unit
-        self._paces: deque[float] = deque(maxlen=RECENT)
-        self._plain, self._plains = 1.0, deque[float](maxlen=RECENT)
-        self._in_doubt = costs is None
-        # Rounds of a depth relative to the pace, and of a proposer relative to its table too.
-        self._ratios: dict[tuple[str, int], deque[float]] = {}
-        self._factors = {name: deque[float](maxlen=RECENT) for name in proposers}
-        self._lately: deque[str] = deque(maxlen=RECENT)
         self._times = {name: list(table) for name, table in self._tables.items()}
+        # Of a plain round, in seconds: now, when it was checked, and by each of the last rounds.
+        self._pace = self._checked_pace = 0.0 if costs is None else unit
+        self._paces = deque([self._pace] * RECENT, maxlen=RECENT)
+        self._in_doubt = costs is None or not lately
+        self._checks: list[float] = []
+        # Rounds of a depth in plain rounds, and of a proposer relative to its table, which
+        # counts as one of them. Then those which were neither, and rounds without somebody.
+        self._ratios: dict[tuple[str, int], deque[float]] = {}
+        self._factors = {name: deque([1.0], maxlen=RECENT) for name in proposers}
+        self._odd: dict[str, list[float]] = {name: [] for name in proposers}
+        self._idle: dict[str | None, int] = dict.fromkeys([None, *proposers], 0)
 
     @property
     def plain_seconds(self) -> float:
         """Time of a plain round now; 0 before any was timed."""
-        return self._plain * self._pace
+        return self._pace
 
     def of(self, name: str) -> list[float]:
         """Times of rounds with 0, 1, 2, ... drafts by `name`, in plain steps."""
         return self._times[name]
 
+    def idle(self, name: str) -> int:
+        """Rounds since `name` drafted."""
+        return self._idle[name]
+
     def doubts_plain(self) -> bool:
         """Whether to decode without a draft, to see what that takes now."""
-        if not self._in_doubt and _apart(self._pace, self._checked_pace):
-            self._in_doubt = True
-            self._plains.clear()
+        self._in_doubt = (
+            self._in_doubt
+            or self._idle[None] >= RECHECKED
+            or _apart(self._pace, self._checked_pace)
+        )
         return self._in_doubt
 
     def observe_plain(self, seconds: float) -> None:
         """A round without drafts took so long."""
-        first = not self._pace
-        self._pace = self._pace or seconds
-        before = self._plain
-        self._plains.append(seconds / self._pace)
+        self._count(None)
         if not self._in_doubt:
-            self._plain = median(self._plains)
-            self._follow(seconds / self._plain)
-        elif first or len(self._plains) > 1:
-            self._plain = min(self._plains)
-            self._checked_pace = self._pace
-            self._in_doubt = False
-        if _apart(self._plain, before):
-            # Who was not used lately may have changed with plain decoding, or not.
-            self._ratios.clear()
-            for name in self._factors.keys() - set(self._lately):
-                self._factors[name].clear()
-        if self._plain != before:
-            for name in self._times:
-                self._refresh(name)
+            self._follow(seconds)
+            return
+        self._checks.append(seconds)
+        if len(self._checks) >= CHECKS or not self._pace:
+            self._settle(min(self._checks))
 
     def observe(self, name: str, depth: int, seconds: float) -> None:
         """A round with `depth` drafts by `name` took so long."""
         if not self._pace:
             return
+        if self._count(name) >= OUTDATED:
+            self._doubt(name)
         ratio = seconds / self._pace
         ratios = self._ratios.setdefault((name, depth), deque(maxlen=RECENT))
         if len(ratios) >= ENOUGH:
-            self._follow(seconds / median(ratios))
+            change = ratio / self._times[name][depth]
+            self._follow(self._pace * change)
+            if self._is_odd(name, change):
+                return
         ratios.append(ratio)
-        self._lately.append(name)
         self._factors[name].append(ratio / self._tables[name][depth])
         self._refresh(name)
+
+    def _count(self, name: str | None) -> int:
+        """A round by `name`: rounds since the last one before."""
+        idle = self._idle[name]
+        for one in self._idle:
+            self._idle[one] += 1
+        self._idle[name] = 0
+        return idle
 
     def _follow(self, pace: float) -> None:
         self._paces.append(pace)
         self._pace = median(self._paces)
 
+    def _settle(self, plain: float) -> None:
+        """Plain decoding takes so long, whatever the rounds with drafts seemed to say."""
+        if self._pace and not _apart(plain, self._pace):
+            # The machine as a whole: what took long meanwhile was nobody's own.
+            self._ratios.clear()
+            for odd in self._odd.values():
+                odd.clear()
+        self._pace = self._checked_pace = plain
+        self._paces.extend([plain] * RECENT)
+        self._checks.clear()
+        self._in_doubt = False
+
+    def _is_odd(self, name: str, change: float) -> bool:
+        """Whether a round is not to be learned from, at least for now."""
+        odd = self._odd[name]
+        if not _apart(change, 1.0):
+            odd.clear()
+            return False
+        odd.append(change)
+        if len(odd) >= LASTING:
+            # Others may have changed with it, or not.
+            factor = median(self._factors[name]) * median(odd)
+            for one in self._factors:
+                self._doubt(one)
+            self._factors[name] = deque([factor], maxlen=RECENT)
+            self._refresh(name)
+        return True
+
+    def _doubt(self, name: str) -> None:
+        """What was learned of `name` counts as one round from now on."""
+        self._factors[name] = deque([median_low(self._factors[name])], maxlen=RECENT)
+        self._odd[name].clear()
+        for place in [place for place in self._ratios if place[0] == name]:
+            del self._ratios[place]
+        self._refresh(name)
+
     def _refresh(self, name: str) -> None:
         """A depth that was used has times of its own; others follow the proposer's."""
-        factors = self._factors[name]
-        factor = median(factors) / self._plain if factors else 1.0
+        # One round alone makes nobody slow.
+        factor = median_low(self._factors[name])
         times = [time * factor for time in self._tables[name]]
         for depth in range(1, len(times)):
             ratios = self._ratios.get((name, depth))
             if ratios is not None and len(ratios) >= ENOUGH:
-                times[depth] = median(ratios) / self._plain
+                times[depth] = median(ratios)
         self._times[name] = times
 
 

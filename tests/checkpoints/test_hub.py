@@ -23,6 +23,7 @@ from speculate.checkpoints.hub import download, download_head
 from speculate.errors import CheckpointError
 from tests import words
 from tests.checkpoints import tiny
+from tests.cli.running import run
 
 COMMIT = "0123456789" * 4
 REPOSITORY = "owner/name"
@@ -211,6 +212,23 @@ def test_loading_by_name(remote: Path, sent: list[str], tmp_path: Path) -> None:
         rows = [h.step(*tiny.rows(6), h.make_cache()).logits for h in (found, reference)]
         assert bool(mx.array_equal(rows[0], rows[1]))
     assert sent == []
+
+
+def test_the_command_takes_names_too(
+    remote: Path, sent: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"model.safetensors": tiny.trunk_weights(tiny.make_model()), "mtp.safetensors": HEAD}
+    tiny.write(remote, files, listed=list(files))
+    words.fast_tokenizer().save_pretrained(remote)
+    head, whole = tmp_path / "head", tmp_path / "whole"
+    assert run(capsys, "extract-head", REPOSITORY, "--output", str(head)).status == 0
+    assert weights(sent) == ["mtp.safetensors"] and has_head(head)
+    assert run(capsys, "convert", REPOSITORY, str(whole)).status == 0
+    assert sp.load(whole)[0].head is not None
+    found = run(capsys, "inspect", REPOSITORY, "--head", REPOSITORY, "--json")
+    assert json.loads(found.out)["head"]["files"] == ["mtp.safetensors"]
+    said = run(capsys, "inspect", "nobody/nothing")
+    assert said.status == 2 and said.err.count("\n") == 1 and "no such repository" in said.err
 
 
 @pytest.mark.parametrize("get", [download, download_head])

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -152,10 +152,8 @@ def test_the_head_is_quantised_as_the_model_says(
             return False
         return True if stock.quant_predicate is None else stock.quant_predicate(name, module)
 
-    nn.quantize(
-        reference._module, packing.group_size, packing.bits, mode=packing.mode,
-        class_predicate=chosen,
-    )  # fmt: skip
+    module = cast(nn.Module, reference._module)
+    nn.quantize(module, packing.group_size, packing.bits, mode=packing.mode, class_predicate=chosen)
     found = build_head(tiny.as_stock(tiny.make_model(family)), read_head(find_head(target)))
     assert bool(mx.array_equal(logits(found), logits(reference)))
 

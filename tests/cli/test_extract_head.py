@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -139,7 +139,7 @@ def quantised(family: str, head: tiny.Weights, packing: Quantization) -> mx.arra
         how = FINE if name.endswith(("mlp.gate", "shared_expert_gate")) else packing
         return {"bits": how.bits, "group_size": how.group_size, "mode": how.mode}
 
-    nn.quantize(built._module, class_predicate=chosen)
+    nn.quantize(cast(nn.Module, built._module), class_predicate=chosen)
     return logits(built)
 
 

@@ -33,6 +33,12 @@ from speculate.protocols import MTPHead, SpeculativeModel, StockModel
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+HYBRIDS: Final = ((1024, 24), (2048, 12), (768, 12))
+"""Sizes that are measured, hidden and layers: 234 M, 469 M and 63 M parameters."""
+
+DENSE: Final = ((1024, 13), (384, 6))
+"""Dense targets, for which the bundled draft model is always right: 165 M and 11 M."""
+
 INTERVAL: Final = 4
 """Every fourth layer of a grown hybrid has full attention, as in published models."""
 

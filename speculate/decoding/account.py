@@ -70,6 +70,7 @@ class Account:
             confidence=[cast(float, value.item()) for value in block.confidence],
             predicted=block.plan.predicted,
             plain_seconds=block.plan.plain_seconds,
+            asked=block.proposer,
         )
         self._stats.count(round)
         self._setup.strategy.observe(round)

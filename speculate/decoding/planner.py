@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
+import attrs
+
 from speculate.decoding.setup import Setup
 from speculate.decoding.stats import Stats
 from speculate.errors import SpeculateError
@@ -33,13 +35,15 @@ class Planner:
     def take(self, room: int | None, *, pending: int = 0) -> tuple[Plan, int]:
         """The plan of the round that begins now, and the depth that fits.
 
+        Where none does, nobody is asked.
+
         Args:
             room: Drafts that the caches have room for, if they set a limit.
             pending: Tokens that will be emitted before.
         """
-        found = self._look(room, pending)
+        plan, depth = self._look(room, pending)
         self._plan = None
-        return found
+        return (plan if depth else attrs.evolve(plan, proposer=None)), depth
 
     def goes_on_plainly(self, room: int | None) -> bool:
         """Whether the step after the present token is sure to be made, without a draft."""

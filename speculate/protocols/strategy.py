@@ -48,6 +48,7 @@ class Round:
             asked for it and the proposer picks from logits.
         predicted: As in the plan.
         plain_seconds: As in the plan.
+        asked: Name of whoever was asked to draft, also where it abstained; or `None`.
     """
 
     index: int
@@ -62,6 +63,7 @@ class Round:
     confidence: Sequence[float] = ()
     predicted: float | None = None
     plain_seconds: float | None = None
+    asked: str | None = None
 
 
 @runtime_checkable

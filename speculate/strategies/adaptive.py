@@ -112,10 +112,10 @@ class Adaptive:
         timed = 0.0 < round.seconds < math.inf
         if self._fixed or round.cut or not timed:
             return
-        if round.proposer is None:
-            self._timing.observe_plain(round.seconds)
-        else:
+        if round.proposer is not None:
             self._timing.observe(round.proposer, round.drafted, round.seconds)
+        elif round.asked is None:
+            self._timing.observe_plain(round.seconds)
 
     def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
         if not self._measures:

@@ -107,6 +107,9 @@ class Contender:
             whole = round.emitted > round.accepted
             compared = round.drafted if whole else round.accepted
             self._kind(0).observe(compared, round.accepted)
+        elif round.asked == self.name and not round.cut:
+            # No draft is worth as much as a wrong one.
+            self._kind(0).observe(1, 0)
 
     def _kind(self, kind: int) -> Survival:
         survival = self._kinds.get(kind)

@@ -226,5 +226,7 @@ class World:
             cut=ends and emitted == left,
             seconds=seconds * max(self._dice.gauss(1.0, self._noise), 0.5),
             context=context,
-            asked=guesser.name if guesser is not None and planned and (left > 1 or not limit) else None,
+            asked=guesser.name
+            if guesser is not None and planned and (left > 1 or not limit)
+            else None,
         )

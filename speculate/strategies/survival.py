@@ -26,9 +26,6 @@ PRIOR_WEIGHT: Final = 1.0
 CARRIED: Final = 10.0
 """Comparisons that the position in front counts for, where there are few of its own."""
 
-HOPELESS: Final = 0.001
-"""A chance that pays for nothing, and is not looked at."""
-
 DEEPER: Final = 0.95
 """Chance of a position that was never seen, relative to the one in front of it."""
 
@@ -93,8 +90,6 @@ class Survival:
     def chances(self, depth: int, optimism: float = 0.0) -> list[float]:
         """`S_1 ... S_depth`: chances that so many leading drafts are all right.
 
-        Fewer than `depth` where deeper ones have next to none.
-
         Args:
             depth: Drafts.
             optimism: Standard deviations to add to what was learned of each position.
@@ -112,8 +107,6 @@ class Survival:
                 hazard += optimism * math.sqrt(expected * (1.0 - expected) / (seen + 1.0))
                 hazard = 1.0 if hazard > 1.0 else hazard
             product *= hazard
-            if product < HOPELESS:
-                break
             chances.append(product)
             expected *= DEEPER
             weight = CARRIED

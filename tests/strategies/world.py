@@ -226,7 +226,5 @@ class World:
             cut=ends and emitted == left,
             seconds=seconds * max(self._dice.gauss(1.0, self._noise), 0.5),
             context=context,
-            asked=guesser.name
-            if guesser is not None and planned and (left > 1 or not limit)
-            else None,
+            asked=None if guesser is None or (limit and left == 1) else guesser.name,
         )

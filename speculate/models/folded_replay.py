@@ -17,11 +17,13 @@ from typing_extensions import override
 
 from speculate.models.recurrence import Inputs, RecurrentLayer, Start, States
 
-FOLD_AT_MOST: Final = 32
+FOLD_AT_MOST: Final = 16
 """Tokens that run again in front of a block.
 
-What stays of several rejected blocks in a row adds up. Past this many a run of its own makes the
-state, which reads and writes a whole state: about as much as some tens of rows of a fold.
+What stays of several rejected blocks in a row adds up, until a block is accepted as a whole: past
+this many a run of its own makes the state. Such a run is a launch, and reads and writes a whole
+state. Where it costs as much as `c` rows and each rejection leaves `m` tokens, folding up to
+`sqrt(2 m c)` is cheapest: 16 for two tokens and a state of 64 rows' worth.
 """
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import gpt_oss, lfm2, llama, qwen3, qwen3_5, qwen3_5_moe, qwen3_next
 
-from speculate.protocols import Recurrence
+if TYPE_CHECKING:  # a process that has only mlx-lm builds these models, too
+    from speculate.protocols import Recurrence
 
 VOCAB: Final = 64
 WINDOW: Final = 8

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Final, cast, final
+from collections.abc import Callable, Sequence
+from typing import cast, final
 
 import mlx.core as mx
 
 from speculate.errors import RewindError
 from speculate.protocols import Forward, Rollbackable, SpeculativeModel, StockModel
 from speculate.testing.broken import BrokenLawError, at
-
-LENGTH: Final = 160
-"""Tokens of the text."""
 
 
 def feed(model: SpeculativeModel, tokens: Sequence[int], caches: Sequence[object]) -> mx.array:
@@ -69,32 +66,41 @@ class Driven:
         stock: The model of mlx-lm that it drives. Its cold prefill is the oracle; that of
             the model itself if there is none.
         tolerance: How far logits may be off, in units of the largest. 0 on the CPU.
+        length: Tokens of the text.
+        oracle: Gives the logits `(T, vocabulary)` of a text, where that is no cold prefill.
 
     Attributes:
         text: Ids.
     """
 
     def __init__(
-        self, model: SpeculativeModel, stock: StockModel | None = None, tolerance: float = 0.0
+        self,
+        model: SpeculativeModel,
+        stock: StockModel | None = None,
+        tolerance: float = 0.0,
+        *,
+        length: int = 160,
+        oracle: Callable[[Sequence[int]], mx.array] | None = None,
     ) -> None:
         dice = random.Random(0)
         self.model = model
         self.stock = stock
         self.tolerance = tolerance
-        self.text = [dice.randrange(model.vocab_size) for _ in range(LENGTH)]
+        self.text = [dice.randrange(model.vocab_size) for _ in range(length)]
+        self._oracle = oracle or self._cold_prefill
         self._expected: mx.array | None = None
 
     def expected(self, start: int, stop: int) -> mx.array:
-        """Logits after tokens `start` to `stop` of the text, from one cold prefill."""
+        """Logits after tokens `start` to `stop` of the text, as they ought to be."""
         if self._expected is None:
-            tokens = mx.array([self.text], dtype=mx.uint32)
-            if self.stock is None:
-                logits = self.model.forward(tokens, self.model.make_cache()).logits
-            else:
-                logits = self.stock(tokens, cache=self.stock_caches())
-            mx.eval(logits)
-            self._expected = logits[0]
+            self._expected = self._oracle(self.text)
+            mx.eval(self._expected)
         return self._expected[start:stop]
+
+    def _cold_prefill(self, text: Sequence[int]) -> mx.array:
+        if self.stock is None:
+            return feed(self.model, text, self.model.make_cache())
+        return self.stock(mx.array([text], dtype=mx.uint32), cache=self.stock_caches())[0]
 
     def stock_caches(self) -> list[object]:
         """Empty caches of mlx-lm's own types."""

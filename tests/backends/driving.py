@@ -16,9 +16,11 @@ from mlx_lm.models.cache import (
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
+    trim_prompt_cache,
 )
 
 from speculate.backends.rotating import RewindableRotatingKVCache
+from speculate.errors import RewindError
 from speculate.models.adapter import StockAdapter
 from speculate.models.registry import adapter_for
 from speculate.protocols import Recurrence, Rollbackable, SpeculativeModel, StockModel
@@ -105,6 +107,21 @@ def speculate_all(caches: Caches) -> None:
     """Record from here on, cache by cache, as a loop without windows does."""
     for layer in caches:
         layer.start_speculation()
+
+
+def refused(call: Callable[..., object], *args: object) -> bool:
+    """Whether a call raises `RewindError`."""
+    try:
+        call(*args)
+    except RewindError:
+        return True
+    return False
+
+
+def take_back(caches: Caches, n: int) -> None:
+    """Take `n` tokens back as loops for mlx-lm do, and insist on all of them."""
+    taken: object = trim_prompt_cache(list(caches), n)
+    assert taken == n, f"took {taken} tokens back, not {n}"
 
 
 # What caches hold.

@@ -17,7 +17,6 @@ from speculate.backends.quantized_kv import quantize
 from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.errors import RewindError, SpeculateError
 from speculate.protocols import RecordsRollback, Rollbackable, Trimmable
-from tests.backends.checks import refused
 from tests.backends.driving import (
     CUT_ANYWHERE,
     assert_close,
@@ -27,6 +26,7 @@ from tests.backends.driving import (
     holding,
     ids,
     model,
+    refused,
     speculate_all,
     to_list,
     write,

@@ -13,7 +13,6 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from speculate import speculation
 from speculate.backends.adoption import adopt
-from tests.backends.checks import check_small_hand_back
 from tests.backends.driving import Caches, cold, feed, ids, model, speculate_all, write
 from tests.backends.layers import consume, group, make
 
@@ -29,10 +28,6 @@ def held_after(action: Callable[[], object]) -> tuple[int, object]:
         return mx.get_active_memory() - before, result
     finally:
         gc.enable()
-
-
-def test_a_window_that_is_handed_back_keeps_its_own_rows_only() -> None:
-    check_small_hand_back()
 
 
 def test_a_long_chunk_is_not_kept_whole() -> None:

@@ -51,3 +51,12 @@ class TestQwen3(Family):
 
 class TestLfm2(Family):
     name = "lfm2"
+    whole_blocks = True
+
+
+class TestQwen35Folded(Family):
+    name = "qwen3_5_folded"
+
+
+class TestQwen3NextFolded(Family):
+    name = "qwen3_next_folded"

@@ -9,8 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from speculate import Window, speculation
 from tests import tiny
-from tests.backends.checks import refused
-from tests.backends.driving import Caches, assert_same, holding, to_list
+from tests.backends.driving import Caches, assert_same, holding, refused, to_list
 from tests.backends.layers import consume, fresh, group, make
 
 TOKENS = st.integers(0, tiny.VOCAB - 1)

@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 
 from speculate import speculation
+from speculate.testing.driving import Driven
+from speculate.testing.laws.models import (
+    PROMPTS,
+    ROUNDS,
+    a_cut_leaves_no_trace,
+    a_rewind_reaches_over_several_forwards,
+    whatever_is_rejected_leaves_no_trace,
+)
 from tests import tiny
-from tests.backends.checks import EVERY_MISTAKE, check_rounds
 from tests.backends.driving import (
     ALL,
+    CUT_ANYWHERE,
     FAMILIES,
     HYBRIDS,
     adapted,
@@ -21,36 +29,17 @@ from tests.backends.driving import (
     model,
 )
 
-PROMPTS = (1, 2, tiny.WINDOW - 1, tiny.WINDOW, tiny.WINDOW + 1, 3 * tiny.WINDOW)
 
-
-@pytest.mark.parametrize(
-    ("family", "prompt"),
-    [
-        *((family, prompt) for family in ("qwen3_5", "gpt_oss") for prompt in PROMPTS),
-        *((family, prompt) for family in ("qwen3_next", "dense", "lfm2") for prompt in (2, 9)),
-        *((family, prompt) for family in tiny.FOLDED for prompt in (2, 9)),
-    ],
-)
-def test_every_draft_length_wrong_at_every_index(family: str, prompt: int) -> None:
-    reached = check_rounds(model(family), ids(100), prompt, EVERY_MISTAKE, probe=False)
-    assert reached > prompt + 2 * tiny.WINDOW
-
-
-@pytest.mark.parametrize("family", ALL)
-def test_next_logits_after_every_round(family: str) -> None:
-    script = [EVERY_MISTAKE[n] for n in (1, 4, 5, 0, 7, 9, 13, 18, 2, 16)]
-    check_rounds(model(family), ids(60), tiny.WINDOW - 2, script)
+def drafts(accepted: tuple[int, ...], depth: int = 3) -> list[tuple[int, int]]:
+    """Rounds of so many drafts, of which so many are right."""
+    return [(1 + depth, 1 + right) for right in accepted]
 
 
 @pytest.mark.parametrize("family", ALL)
 def test_the_second_rewind_in_a_row(family: str) -> None:
     """A snapshot that the first rewind shifted, or left out, shows in the second."""
-    accepted = (0, 0, 2, 0, 3, 0, 3, 3, 0, 1, 0)
-    script = [(3, None if n == 3 else n) for n in accepted]
-    check_rounds(model(family), ids(60), 12, script, probe=family in FAMILIES)
-    if family in FAMILIES:
-        check_rounds(model(family), ids(60), 1, script, probe=False)
+    rounds = drafts((0, 0, 2, 0, 3, 0, 3, 3, 0, 1, 0))
+    whatever_is_rejected_leaves_no_trace(Driven(model(family)), [11, 0], rounds)
 
 
 @pytest.mark.parametrize("family", [*HYBRIDS, "qwen3_5_moe", "lfm2"])
@@ -59,13 +48,14 @@ def test_recurrent_layers_behind_attention(family: str) -> None:
     driven = model(family)
     if family.startswith("qwen3_5"):
         driven = adapted(tiny.hybrid(num_hidden_layers=8), tiny.recurrence(family))
-    check_rounds(driven, ids(60), 6, [(3, n % 3) for n in range(12)])
+    rounds = drafts((0, 1, 2) * 4)
+    whatever_is_rejected_leaves_no_trace(Driven(driven), [5], rounds)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rounds_without_drafts_follow_accepted_ones(family: str) -> None:
-    script = [(4, None), (0, None), (0, None), (4, 3), (0, None), (7, 0), (0, None)]
-    check_rounds(model(family), ids(60), 9, script)
+    rounds = [(5, 5), (1, 1), (1, 1), (5, 4), (1, 1), (8, 1), (1, 1)]
+    whatever_is_rejected_leaves_no_trace(Driven(model(family)), [8], rounds)
 
 
 @pytest.mark.parametrize(
@@ -78,14 +68,21 @@ def test_rounds_without_drafts_follow_accepted_ones(family: str) -> None:
 def test_a_rejected_draft_every_round_for_500_tokens(family: str) -> None:
     """Long enough that a sliding window's buffer fills up several times."""
     driven = adapted(tiny.windowed(layers=2)) if family == "gpt_oss" else model(family)
-    assert check_rounds(driven, ids(520), 9, [(4, 0)] * 500, probe=False) == 508
+    whatever_is_rejected_leaves_no_trace(Driven(driven, length=520), [8], drafts((0,) * 500, 4))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("family", ALL)
-@pytest.mark.parametrize("prompt", [*PROMPTS, 63, 64, 65, 130, 200])
+@pytest.mark.parametrize("prompt", [*PROMPTS, 62, 63, 64, 129, 199])
 def test_next_logits_for_every_prompt(family: str, prompt: int) -> None:
-    check_rounds(model(family), ids(300), prompt, EVERY_MISTAKE)
+    driven = Driven(model(family), length=400)
+    whatever_is_rejected_leaves_no_trace(driven, [prompt], ROUNDS)
+    every_prefix = [(width, kept) for width in range(1, 10) for kept in range(width + 1)]
+    whatever_is_rejected_leaves_no_trace(driven, [prompt], every_prefix)
+    a_rewind_reaches_over_several_forwards(driven, prompt, [(9,), (2, 5), (1,) * 7])
+    if family in CUT_ANYWHERE:
+        for singly in (False, True):
+            a_cut_leaves_no_trace(driven, prompt, range(1, 10), singly=singly)
 
 
 @pytest.mark.parametrize("family", ALL)

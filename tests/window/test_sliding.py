@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, final
 
+import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 from speculate.models.adapter import StockAdapter
+from speculate.protocols import Rollbackable, SpeculativeModel
+from speculate.testing.driving import Driven
+from speculate.testing.laws import models as laws
+from speculate.testing.laws.models import ROUNDS, whatever_is_rejected_leaves_no_trace
 from tests import tiny
-from tests.backends.checks import (
-    EVERY_MISTAKE,
-    check_rounds,
-    check_sinks,
-    check_tail_independence,
-    refused,
-    take_back,
-)
 from tests.backends.driving import (
     Caches,
     adapted,
@@ -30,9 +28,12 @@ from tests.backends.driving import (
     holding,
     ids,
     model,
+    refused,
     speculate_all,
     stock,
+    take_back,
 )
+from tests.decoding.watched import PassingModel
 
 
 @cache
@@ -42,14 +43,14 @@ def sliding(window: int) -> StockAdapter:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 64])
 def test_windows_of_any_size(window: int) -> None:
-    for prompt in (1, window, 2 * window + 1):
-        script = EVERY_MISTAKE if prompt == 1 else EVERY_MISTAKE[::4]
-        check_rounds(sliding(window), ids(220), prompt, script, probe=False)
+    driven = Driven(sliding(window), length=240)
+    whatever_is_rejected_leaves_no_trace(driven, [0])
+    whatever_is_rejected_leaves_no_trace(driven, [window - 1, 2 * window], ROUNDS[::4])
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_a_cut_leaves_no_trace_in_a_small_window(window: int) -> None:
-    check_tail_independence(sliding(window), window + 1, [1, 5])
+    laws.a_cut_leaves_no_trace(Driven(sliding(window)), window + 1, [1, 5])
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
@@ -69,8 +70,8 @@ def test_windows_without_attention_sinks() -> None:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     driven = adapted(tiny.dense(layer_types=kinds, sliding_window=tiny.WINDOW))
     assert isinstance(driven.make_cache()[0], RotatingKVCache)
-    check_rounds(driven, ids(80), 7, EVERY_MISTAKE, probe=False)
-    check_tail_independence(driven, tiny.WINDOW + 1, [4])
+    whatever_is_rejected_leaves_no_trace(Driven(driven), [6])
+    laws.a_cut_leaves_no_trace(Driven(driven), tiny.WINDOW + 1, [4])
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_5"])
@@ -97,7 +98,8 @@ def test_prefill_longer_than_the_buffer(prompt: int) -> None:
             if piece:
                 feed(model("gpt_oss"), caches, piece)
         assert_same(holding(caches), whole, f"after {first}, then {prompt - first}")
-    check_rounds(model("gpt_oss"), text, prompt, EVERY_MISTAKE[::3], probe=False)
+    driven = Driven(model("gpt_oss"), length=300)
+    whatever_is_rejected_leaves_no_trace(driven, [prompt - 1], ROUNDS[::3])
 
 
 def test_a_block_as_long_as_the_recorded_window_can_be_taken_back() -> None:
@@ -161,12 +163,33 @@ def with_sinks(size: int, prompt: int, step: int = 2048) -> Caches:
     return caches
 
 
+@final
+class Sized(PassingModel):
+    """A model whose caches keep so many rows, the first four always."""
+
+    def __init__(self, model: SpeculativeModel, size: int) -> None:
+        super().__init__(model)
+        self._size = size
+
+    def make_cache(
+        self, max_kv_size: int | None = None, *, position: int = 0
+    ) -> list[Rollbackable]:
+        return self.inner.make_cache(self._size, position=position)
+
+
 @pytest.mark.parametrize(
     ("size", "prompt"), [(5, 1), (5, 9), (6, 4), (6, 24), (8, 1), (8, 4), (8, 9), (8, 24)]
 )
 def test_blocks_see_the_sinks_as_single_steps_do(size: int, prompt: int) -> None:
     """The oracle is stepping after the same prefill: mlx-lm's mask hides sinks from blocks."""
-    check_sinks(model("qwen3"), size, prompt)
+    sized = Sized(model("qwen3"), size)
+
+    def stepped(text: Sequence[int]) -> mx.array:
+        caches = sized.make_cache()
+        pieces = [text[: prompt - 1], *([token] for token in text[prompt - 1 :])]
+        return mx.concatenate([feed(sized, caches, piece) for piece in pieces if piece])
+
+    whatever_is_rejected_leaves_no_trace(Driven(sized, length=130, oracle=stepped), [prompt - 1])
 
 
 def test_sinks_stay_when_the_buffer_fills_up() -> None:

@@ -13,7 +13,6 @@ from mlx_lm.models.cache import (
 import speculate
 from speculate import speculation
 from speculate.errors import CannotRewindError, OptionError, RewindError, SpeculateError
-from tests.backends.checks import refused, take_back
 from tests.backends.driving import (
     ALL,
     FAMILIES,
@@ -24,7 +23,9 @@ from tests.backends.driving import (
     holding,
     ids,
     model,
+    refused,
     stock,
+    take_back,
 )
 
 TEXT = ids(12, seed=1)

@@ -5,15 +5,10 @@ from __future__ import annotations
 import pytest
 
 from speculate import speculation
+from speculate.testing.driving import Driven
+from speculate.testing.laws.models import a_cut_leaves_no_trace
 from tests import tiny
-from tests.backends.checks import (
-    check_kept_prefixes,
-    check_partial_rewinds,
-    check_tail_independence,
-    take_back,
-)
 from tests.backends.driving import (
-    ALL,
     CUT_ANYWHERE,
     FAMILIES,
     HYBRIDS,
@@ -26,50 +21,34 @@ from tests.backends.driving import (
     ids,
     model,
     speculate_all,
+    take_back,
 )
 
 
 @pytest.mark.parametrize("family", CUT_ANYWHERE)
 def test_every_width_cut_to_every_prefix_past_a_wrap(family: str) -> None:
-    widths = {"qwen3_5": range(1, 10), "gpt_oss": range(1, 10)}
-    widths |= dict.fromkeys(("qwen3_next", "qwen3_5_folded"), (1, 4, 9))
-    check_tail_independence(model(family), tiny.WINDOW + 4, widths.get(family, [3]))
+    """What the caches hold, after blocks that have nothing but their prefix in common."""
+    text, shared = ids(tiny.WINDOW + 4, seed=1), ids(9, seed=2)
+    expected = [holding(cold(model(family), [*text, *shared[:m]])[1]) for m in range(10)]
+    caches = cold(model(family), text)[1]
+    speculate_all(caches)
+    for width in (1, 4, 9):
+        for m in range(width + 1):
+            feed(model(family), caches, [*shared[:m], *ids(width - m, seed=91)])
+            take_back(caches, width - m)
+            assert_same(holding(caches), expected[m], f"width {width} cut to {m}")
+            take_back(caches, m)
+    assert_same(holding(caches), expected[0], "taken back to the prompt")
 
 
 @pytest.mark.parametrize("prompt", [1, tiny.WINDOW - 3, tiny.WINDOW])
 def test_cuts_across_a_wrap(prompt: int) -> None:
-    check_tail_independence(model("gpt_oss"), prompt, [5, 9])
+    a_cut_leaves_no_trace(Driven(model("gpt_oss")), prompt, [5, 9])
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_cuts_to_less_than_a_conv_window(family: str) -> None:
-    check_tail_independence(model(family), 1, [1, 4])
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_single_steps_stack(family: str) -> None:
-    check_tail_independence(model(family), tiny.WINDOW + 4, [1, 4], singly=True)
-
-
-@pytest.mark.parametrize("family", ALL)
-def test_a_window_keeps_every_prefix(family: str) -> None:
-    widths = [1, 5] if family in FAMILIES else [2]
-    check_kept_prefixes(model(family), tiny.WINDOW + 4, widths)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("family", ALL)
-@pytest.mark.parametrize("prompt", [*range(1, 10), 24, 130, 200])
-def test_every_prompt_every_width_every_prefix(family: str, prompt: int) -> None:
-    check_kept_prefixes(model(family), prompt, range(1, 10))
-    if family in CUT_ANYWHERE:
-        check_tail_independence(model(family), prompt, range(1, 10))
-        check_tail_independence(model(family), prompt, range(1, 10), singly=True)
-
-
-@pytest.mark.parametrize("family", CUT_ANYWHERE)
-def test_partial_rewinds_in_a_row(family: str) -> None:
-    check_partial_rewinds(model(family))
+    a_cut_leaves_no_trace(Driven(model(family)), 1, [1, 4])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, cast, final
 
 import mlx.core as mx
@@ -17,20 +17,33 @@ PIECES: Final = (7, 1, 2, 3, 9, 4, 1, 1, 5, 6, 8, 33)
 ROTATED: Final = 1e-4
 """How far mlx-lm's own single steps are off once a window has wrapped, and its rows are rotated."""
 
-ROUNDS: Final = [(drafts, wrong) for drafts in (4, 0, 1, 2, 7) for wrong in range(drafts, -1, -1)]
-"""Drafts of a round, and how many of them are right before one is wrong; all if none is."""
+PROMPTS: Final = (0, 1, 6, 7, 8, 23)
+"""Tokens fed before: none, around a window of 8 rows, and beyond two of them."""
+
+Rounds = Sequence[tuple[int, int]]
+"""Tokens of a block, and how many of them are the text's and kept."""
+
+ROUNDS: Final[Rounds] = [
+    (1 + drafts, 1 + right) for drafts in (4, 0, 1, 2, 7) for right in range(drafts, -1, -1)
+]
+"""Every depth, wrong at every place and nowhere."""
 
 
 @law
 def a_forward_says_what_mlx_lm_says(driven: Driven) -> None:
-    """At every width, over its own caches and over mlx-lm's: a cold prefill's logits."""
-    stock = driven.stock_caches()
+    """At every width, over its own caches and over mlx-lm's: the stock model's logits."""
+    ours, theirs = driven.stock_caches(), driven.stock_caches()
     fed, start = Fed(driven), 0
     for round, width in enumerate(PIECES):
         fed.feed(width)
+        tokens = driven.text[start : start + width]
         with at(round, start):
-            found = feed(driven.model, driven.text[start : start + width], stock)
-            driven.compare(found, start, max(driven.tolerance, ROTATED))
+            found = feed(driven.model, tokens, ours)
+            if driven.stock is None:
+                driven.compare(found, start, max(driven.tolerance, ROTATED))
+            else:
+                expected = driven.stock(mx.array([tokens], dtype=mx.uint32), cache=theirs)[0]
+                compare(found, expected, driven.tolerance, start)
         start += width
 
 
@@ -51,23 +64,27 @@ def blocks_are_single_steps(driven: Driven) -> None:
 
 
 @law
-def whatever_is_rejected_leaves_no_trace(driven: Driven) -> None:
-    """Rounds of every depth, wrong at every place: the next logits are a cold prefill's."""
-    for prompt in (0, 1, 7, 9, 24):
+def whatever_is_rejected_leaves_no_trace(
+    driven: Driven, prompts: Sequence[int] = PROMPTS, rounds: Rounds = ROUNDS
+) -> None:
+    """Rounds in one window: the next logits of each are those of a cold prefill."""
+    for prompt in prompts:
         fed = Fed(driven, prompt)
         with speculation(fed.caches) as window:
-            for drafts, good in ROUNDS:
-                fed.feed(1 + good, drafts - good)
-                window.keep(1 + good)
+            for width, kept in rounds:
+                fed.feed(kept, width - kept)
+                window.keep(kept)
             fed.feed(1)
 
 
 @law
-def a_rewind_reaches_over_several_forwards(driven: Driven) -> None:
-    """A window keeps the first tokens of many blocks, and single ones; and goes on."""
-    for widths in ((3, 1, 4, 1), (1,) * 9):
+def a_rewind_reaches_over_several_forwards(
+    driven: Driven, prompt: int = 12, splits: Iterable[Sequence[int]] = ((3, 1, 4), (1,) * 5, (9,))
+) -> None:
+    """A window keeps any number of the first tokens of its blocks, and goes on from there."""
+    for widths in splits:
         for kept in range(sum(widths) + 1):
-            fed, right = Fed(driven, 12), kept
+            fed, right = Fed(driven, prompt), kept
             with speculation(fed.caches) as window:
                 for width in widths:
                     good = min(width, right)
@@ -76,6 +93,53 @@ def a_rewind_reaches_over_several_forwards(driven: Driven) -> None:
                 window.keep(kept)
                 fed.feed(2)
                 window.keep(2)
+
+
+@law
+def a_cut_leaves_no_trace(
+    driven: Driven, prompt: int = 12, widths: Iterable[int] = (1, 4), *, singly: bool = False
+) -> None:
+    """Blocks cut to every prefix by `trim`, layer by layer as mlx-lm does it.
+
+    For models of which every token can be taken back.
+
+    Args:
+        driven: The model.
+        prompt: Tokens fed before.
+        widths: Of the blocks.
+        singly: Feed a block token by token, so that records stack.
+    """
+    fed = Fed(driven, prompt)
+    for cache in fed.caches:
+        cache.start_speculation()
+    for width in widths:
+        for kept in range(width + 1):
+            for right, wrong in ((1, 0),) * kept + ((0, 1),) * (width - kept):
+                if singly:
+                    fed.feed(right, wrong)
+            if not singly:
+                fed.feed(kept, width - kept)
+            fed.trim(width - kept)
+    fed.feed(1)
+
+
+@law
+def a_block_is_cut_again_and_again(driven: Driven, prompt: int = 12) -> None:
+    """Bit by bit, and the text goes on from each of the places.
+
+    For models of which every token can be taken back.
+    """
+    for right in range(5):
+        fed = Fed(driven, prompt)
+        for cache in fed.caches:
+            cache.start_speculation()
+        fed.feed(right, 9 - right)
+        for n in (2, 1, 1):
+            fed.trim(n)
+            fed.feed(0, 1)
+            fed.trim(1)
+        fed.trim(5 - right)
+        fed.feed(2)
 
 
 @law
@@ -88,7 +152,7 @@ def a_trim_is_exact_or_refused(driven: Driven) -> None:
             cache.start_speculation()
         for width in (4, 1, 3):
             fed.feed(0, width)
-        for n in (10_000, prompt + 10, -1):
+        for n in (10_000, prompt + 10, -1, *(() if fed.can_trim(9) else (9,))):
             with at(fed.rounds, fed.length):
                 for layer, cache in enumerate(fed.caches):
                     require(refused(cache, n), f"layer {layer} took back {n}")

@@ -20,9 +20,11 @@ class ModelTests(ABC):
     Attributes:
         tolerance: How far logits may be off, in units of the largest. 0 on the CPU, unless
             the family itself rounds blocks otherwise than single steps, as Mamba2 does: 1e-5.
+        whole_blocks: Of some layer only whole blocks can be taken back.
     """
 
     tolerance: float = 0.0
+    whole_blocks: bool = False
 
     @abstractmethod
     def make_model(self) -> SpeculativeModel:
@@ -51,6 +53,15 @@ class ModelTests(ABC):
 
     def test_a_rewind_reaches_over_several_forwards(self) -> None:
         models.a_rewind_reaches_over_several_forwards(self.driven())
+
+    def test_a_cut_leaves_no_trace(self) -> None:
+        if not self.whole_blocks:
+            models.a_cut_leaves_no_trace(self.driven())
+            models.a_cut_leaves_no_trace(self.driven(), singly=True)
+
+    def test_a_block_is_cut_again_and_again(self) -> None:
+        if not self.whole_blocks:
+            models.a_block_is_cut_again_and_again(self.driven())
 
     def test_a_trim_is_exact_or_refused(self) -> None:
         models.a_trim_is_exact_or_refused(self.driven())

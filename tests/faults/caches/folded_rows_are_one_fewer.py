@@ -1,0 +1,15 @@
+"""A noted rewind puts one row fewer in front of the next block."""
+
+from __future__ import annotations
+
+from speculate.models.folded_replay import FoldedReplay
+from tests.faults.planting import Patch
+from tests.models.test_families import TestQwen35Folded
+
+
+def plant(patch: Patch) -> None:
+    resume = FoldedReplay.resume
+    patch.setattr(FoldedReplay, "resume", lambda self, m: resume(self, m + -1))
+
+
+Suite = TestQwen35Folded

@@ -1,0 +1,21 @@
+"""Of the states of a block, kept by reference, the one picked is one too early."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from speculate.models.every_state import EveryState
+from tests.faults.planting import Patch
+from tests.models.test_families import TestQwen35
+
+
+def plant(patch: Patch) -> None:
+    after = EveryState.after
+
+    def wrong(self: EveryState, m: int, /) -> mx.array:
+        return after(self, min(max(1, m + -1), len(self.states)))
+
+    patch.setattr(EveryState, "after", wrong)
+
+
+Suite = TestQwen35

@@ -1,0 +1,15 @@
+"""A noted rewind that is carried out runs one row more."""
+
+from __future__ import annotations
+
+from speculate.models.folded_replay import FoldedReplay
+from tests.faults.planting import Patch
+from tests.models.test_families import TestQwen35Folded
+
+
+def plant(patch: Patch) -> None:
+    after = FoldedReplay.after
+    patch.setattr(FoldedReplay, "after", lambda self, m: after(self, max(1, m + 1)))
+
+
+Suite = TestQwen35Folded

@@ -19,7 +19,7 @@ NEXT = (5, 3, 60, 2, 41, 7)
 
 def main(folder: Path, families: list[str]) -> None:
     for family in families:
-        model: Any = {**tiny.FAMILIES, **tiny.MORE}[family]()
+        model: Any = {**tiny.FAMILIES, **tiny.MORE, **tiny.FOLDED}[family]()
         caches = load_prompt_cache(str(folder / f"{family}.safetensors"))
         rows = [model(mx.array([[token]]), cache=caches)[0, -1] for token in NEXT]
         mx.save_safetensors(str(folder / f"{family}.logits.safetensors"), {"rows": mx.stack(rows)})

@@ -57,6 +57,12 @@ def run(suite: type[Family], check: str) -> None:
         getattr(suite(), check)()
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_folded"])
+def test_without_a_mistake_nothing_shows(name: str) -> None:
+    decoding(name)
+    handed_back(name)
+
+
 @pytest.mark.parametrize("fault", NOTICED)
 def test_at_least_three_notice(fault: str) -> None:
     assert len(NOTICED[fault]) >= 3

@@ -30,7 +30,7 @@ from benchmarks.ways_back import VOCAB, WAYS, Shape, Way, adapted
 from speculate import speculation
 from speculate.protocols import Rollbackable, SpeculativeModel
 
-CUTS: Final = ((2, 1), (4, 1), (4, 3), (8, 4))
+CUTS: Final = ((4, 1), (4, 3), (8, 4))
 """Tokens of a block, and how many of them stay."""
 ROUNDS: Final = 10
 PROMPT: Final = 32

@@ -37,6 +37,10 @@ def step_by_step(
         `(1, T, value heads, value width)`, and the state after each token.
     """
     q, k, v = inputs.split(layer)
+    shared = layer.num_v_heads // layer.num_k_heads
+    if shared > 1:
+        # Once, and not at every step.
+        q, k = mx.repeat(q, shared, -2), mx.repeat(k, shared, -2)
     beta = mx.sigmoid(inputs.b)
     g = compute_g(layer.A_log, inputs.a, layer.dt_bias)
     outs, states = [], []

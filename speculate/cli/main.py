@@ -15,6 +15,7 @@ from speculate.cli import convert, demo, extract_head, generate, inspect
 from speculate.cli.bench import command as bench
 from speculate.cli.parsing import Parser
 from speculate.cli.printing import printable
+from speculate.cli.verify import command as verify
 from speculate.errors import SpeculateError
 
 DISTRIBUTION: Final = "mlx-speculate"
@@ -44,6 +45,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "generate": generate,
     "demo": demo,
     "bench": bench,
+    "verify": verify,
     "inspect": inspect,
     "extract-head": extract_head,
     "convert": convert,

@@ -53,16 +53,12 @@ class Result:
     """What a check found.
 
     Attributes:
-        check: Which one.
-        case: Of what.
         compared: Rows, tokens or rounds that were compared.
         unit: Which of these.
         differences: Where they differ, in order.
         note: What else was measured.
     """
 
-    check: str
-    case: str
     compared: int
     unit: str
     differences: Sequence[Difference] = ()
@@ -82,7 +78,9 @@ class Result:
         if not self.differences:
             return "all equal"
         counts = Counter(difference.kind for difference in self.differences)
-        kinds = ", ".join(f"{counts[kind]} {words}" for kind, words in WORDS.items() if counts[kind])
+        kinds = ", ".join(
+            f"{counts[kind]} {words}" for kind, words in WORDS.items() if counts[kind]
+        )
         worst = max(self.differences, key=lambda difference: difference.size)
         units = "" if worst.ulps is None else f" ({worst.ulps:.3g} ULP)"
         return f"{len(self.differences)} differ ({kinds}), by up to {worst.size:.3g}{units}"

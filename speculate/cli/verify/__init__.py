@@ -1,0 +1,1 @@
+"""`speculate verify`: the promise, checked on the user's own machine."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, cast, final
 
 import attrs
@@ -145,42 +144,3 @@ def drawn_from(drafts: Table) -> Drafter:
         return Draft(mx.concatenate(tokens), [choice.law for choice in choices])
 
     return drafter
-
-
-def chance(pairs: Iterable[tuple[float, float]]) -> float:
-    """Chance of counts at least as far off: a chi-square test.
-
-    Args:
-        pairs: How often each outcome was seen, and how often it was expected.
-
-    Returns:
-        0 where something was seen that cannot be.
-    """
-    cells: list[tuple[float, float]] = []
-    seen = expected = 0.0
-    for count, mean in sorted(pairs, key=lambda pair: pair[1]):
-        if mean == 0 and count:
-            return 0.0
-        seen, expected = seen + count, expected + mean
-        if expected >= FEW:
-            cells.append((seen, expected))
-            seen = expected = 0.0
-    if len(cells) < 2:
-        return 1.0
-    return survival(sum((s - e) ** 2 / e for s, e in cells), len(cells) - 1)
-
-
-FEW: Final = 10.0
-"""Outcomes that are expected less often are counted together."""
-
-
-def survival(statistic: float, freedom: int) -> float:
-    """About the chance that a chi-square variable exceeds a statistic.
-
-    Wilson and Hilferty's cube root (PNAS 17, 1931): close enough to tell chance from a mistake.
-    """
-    if statistic <= 0:
-        return 1.0
-    spread = 2 / (9 * freedom)
-    normal = ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
-    return math.erfc(normal / math.sqrt(2)) / 2

@@ -18,9 +18,10 @@ from speculate.sampling.options import Mode, Sampling
 from speculate.sampling.penalties import Processor
 from speculate.strategies.fixed import Fixed
 from speculate.strategies.off import Off
+from speculate.testing.chance import chi_square
 from tests.decoding import kit
 from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for
-from tests.sampling.laws import CHANCE, Floats, chi_square, law
+from tests.sampling.laws import CHANCE, Floats, law
 from tests.sampling.toys import LookupProposer, TableModel, integer, ints, number, table, to_mx
 
 VOCAB: Final = 4

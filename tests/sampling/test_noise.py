@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from speculate.sampling import noise
 from speculate.sampling.noise import gumbel, hashes, key, uniform
-from tests.sampling.laws import CHANCE, chi_square
+from speculate.testing.chance import chi_square
+from tests.sampling.laws import CHANCE
 from tests.sampling.toys import number
 
 SEEDS: Final = (0, 1, 2, 42, 2**31, 2**63 - 1, -5)

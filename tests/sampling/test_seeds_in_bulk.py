@@ -12,8 +12,9 @@ import pytest
 
 from speculate.sampling.noise import gumbel, key
 from speculate.sampling.options import Sampling
+from speculate.testing.chance import chi_square
 from tests.sampling.batched import Drafter, Setting, decode
-from tests.sampling.laws import CHANCE, chi_square, law
+from tests.sampling.laws import CHANCE, law
 from tests.sampling.toys import table
 
 SEEDS: Final = 10_000

@@ -11,13 +11,13 @@ import mlx.core as mx
 
 from speculate.protocols import Choice, Sampler
 from speculate.testing.broken import BrokenLawError, at, law, require
+from speculate.testing.chance import chi_square
 from speculate.testing.drawing import (
     PROMPT,
     Drafter,
     Drawn,
     Table,
     certain,
-    chance,
     draw,
     drawn_from,
     nobody,
@@ -119,7 +119,8 @@ def _chance(text: Sequence[int], expected: Sequence[Sequence[float]]) -> float:
         for a, one_law in enumerate(expected)
         for b, probability in enumerate(one_law)
     ]
-    return chance(pairs)
+    impossible = any(seen and not mean for seen, mean in pairs)
+    return 0.0 if impossible else chi_square(pairs)
 
 
 @law

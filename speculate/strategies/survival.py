@@ -67,6 +67,8 @@ class Survival:
             compared: Drafts whose token there was compared with the text.
             right: How many of them were right there, too.
         """
+        if not compared:
+            return
         while position >= len(self._seen):
             self._seen.append(0.0)
             self._right.append(0.0)

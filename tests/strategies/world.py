@@ -176,6 +176,27 @@ class World:
         step = 0.0 if proposer is None else proposer.step
         return interpolated(self.forward, drafted + 1) + step * drafted
 
+    def tokens(self, proposer: Guesser | None, drafted: int) -> float:
+        """Tokens that a round gives on average."""
+        right = 0.0 if proposer is None else proposer.right
+        return sum(right**position for position in range(drafted + 1))
+
+    def best(self) -> float:
+        """Most tokens per plain round that any proposer and depth gives."""
+        rates = [
+            self.tokens(one, depth) / self.cost(one, depth)
+            for one in self.proposers.values()
+            for depth in range(min(12, one.longest) + 1)
+        ]
+        return max(rates)
+
+    def share(self, rounds: Sequence[Round]) -> float:
+        """How fast some rounds are on average, as a part of the best there is."""
+        who = [self.proposers.get(round.proposer or "") for round in rounds]
+        pairs = [(one, round.drafted) for one, round in zip(who, rounds, strict=True)]
+        tokens = sum(self.tokens(*pair) for pair in pairs)
+        return tokens / sum(self.cost(*pair) for pair in pairs) / self.best()
+
     def run(
         self, strategy: Strategy, tokens: int, *, limit: bool = False, stops: bool = False
     ) -> list[Round]:

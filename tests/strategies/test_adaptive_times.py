@@ -1,0 +1,200 @@
+"""`Adaptive` when times change, with a made-up clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from speculate.protocols import Round
+from speculate.strategies.adaptive import FORGOTTEN, Adaptive
+from speculate.strategies.cost_store import CostStore
+from tests.strategies.world import FLAT, PLAIN, STEEP, Guesser, World
+
+SEEDS: Final = range(5)
+TWICE: Final = {rows: time if rows == 1 else 2 * time for rows, time in FLAT.items()}
+"""Plain decoding as before, and every block twice as slow."""
+
+
+def settled(
+    right: float = 0.75, step: float = 0.1, seed: int = 0, noise: float = 0.02
+) -> tuple[World, Guesser, Adaptive]:
+    """A world with one proposer, and a strategy that has known it for a while."""
+    guesser = Guesser("mtp", step, right)
+    world = World(guesser, seed=seed, noise=noise)
+    strategy = Adaptive(guesser, costs=world.costs())
+    world.run(strategy, 400)
+    return world, guesser, strategy
+
+
+def plans(rounds: list[Round]) -> list[tuple[str | None, int]]:
+    return [(round.proposer, round.planned) for round in rounds]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "case", [(0.75, 0.1, 0.2), (0.8, 0.3, 0.6), (0.8, 0.2, 0.1), (0.75, 0.1, 1.0)], ids=str
+)
+def test_drafting_that_becomes_dearer_or_cheaper_is_noticed_within_32_rounds(
+    case: tuple[float, float, float], seed: int
+) -> None:
+    right, before, after = case
+    world, guesser, strategy = settled(right, before, seed)
+    guesser.step = after
+    rounds = world.run(strategy, 400)
+    assert world.share(rounds[32:]) > 0.92
+    # Less than 15 % is not told from a change of the machine's pace.
+    assert strategy.plain_seconds == pytest.approx(PLAIN, rel=0.16)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drafting_that_became_far_too_dear_is_given_up_and_tried_again(seed: int) -> None:
+    world, guesser, strategy = settled(seed=seed)
+    guesser.step = 1.0
+    rounds = world.run(strategy, 300)
+    assert sum(round.drafted for round in rounds[16:]) == 0
+    guesser.step = 0.1
+    rounds = world.run(strategy, 1000)
+    back = next(i for i, round in enumerate(rounds) if round.drafted)
+    assert rounds[back].context - rounds[0].context <= FORGOTTEN
+    assert world.share(rounds[back + 32 :]) > 0.95
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("right", [0.5, 0.75, 0.95])
+def test_verification_that_becomes_dearer_is_noticed_within_32_rounds(
+    right: float, seed: int
+) -> None:
+    world, _, strategy = settled(right, seed=seed)
+    world.forward = TWICE
+    rounds = world.run(strategy, 400)
+    assert world.share(rounds[32:]) > 0.95
+    assert strategy.plain_seconds == pytest.approx(PLAIN, rel=0.06)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("factor", [2.0, 0.5, 5.0, 0.2])
+def test_a_machine_that_changes_as_a_whole_changes_nothing_after_two_plain_rounds(
+    factor: float, seed: int
+) -> None:
+    world, _, strategy = settled(seed=seed)
+    world.pace *= factor
+    rounds = world.run(strategy, 600)
+    plain = [i for i, round in enumerate(rounds) if not round.planned]
+    assert len(plain) == 2
+    assert plain[-1] < 12
+    assert world.share(rounds[plain[-1] + 1 :]) > 0.97
+    assert strategy.plain_seconds == pytest.approx(world.pace, rel=0.06)
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.2])
+def test_it_changes_nothing_either_where_nobody_drafts(factor: float) -> None:
+    found = []
+    for pace in (1.0, factor):
+        world, _, strategy = settled(0.05, noise=0.0)
+        world.pace *= pace
+        found.append(plans(world.run(strategy, 400)))
+        assert strategy.plain_seconds == pytest.approx(world.pace)
+    assert found[0] == found[1]
+    assert sum(depth for _, depth in found[0]) < 20
+
+
+@pytest.mark.parametrize("rounds", [(40,), (0,), (40, 41, 42), (40, 42, 44), (5, 40, 90)], ids=str)
+@pytest.mark.parametrize("right", [0.05, 0.5, 0.75, 0.95])
+def test_what_disturbs_up_to_three_rounds_changes_nothing(
+    rounds: tuple[int, ...], right: float
+) -> None:
+    found = []
+    for disturbed in ((), rounds):
+        guesser = Guesser("mtp", 0.1, right)
+        world = World(guesser, noise=0.0)
+        world.disturbed = dict.fromkeys(disturbed, 10.0)
+        found.append(plans(world.run(Adaptive(guesser, costs=world.costs()), 400)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("length", [4, 6, 30])
+def test_another_program_that_runs_for_a_while_does_not_end_drafting(
+    length: int, seed: int
+) -> None:
+    world, _, strategy = settled(seed=seed)
+    first = len(world.rounds) + 10
+    world.disturbed = dict.fromkeys(range(first, first + length), 6.0)
+    rounds = world.run(strategy, 800)
+    assert world.share(rounds[10 + length + 16 :]) > 0.95
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_first_draft_that_pages_weights_in_does_not_count(seed: int) -> None:
+    guesser = Guesser("mtp", 0.1, 0.75)
+    world = World(guesser, seed=seed)
+    world.disturbed = {0: 30.0}
+    rounds = world.run(Adaptive(guesser, costs=world.costs()), 200)
+    assert world.share(rounds) > 0.9
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_where_verification_is_steep_nobody_drafts(seed: int) -> None:
+    guesser = Guesser("mtp", 0.1, 0.75)
+    world = World(guesser, forward=STEEP, seed=seed)
+    rounds = world.run(Adaptive(guesser, costs=world.costs()), 512)
+    assert world.time / PLAIN <= 1.01 * sum(round.emitted for round in rounds)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_plain_decoding_is_timed_now_and_then_in_any_case(seed: int) -> None:
+    # A table says that it takes half as long again as it does, so that drafts seem to pay.
+    guesser = Guesser("mtp", 0.1, 0.2)
+    world = World(guesser, seed=seed)
+    costs = world.costs()
+    wrong = {rows: time * 1.5 if rows == 1 else time for rows, time in costs.forward.items()}
+    strategy = Adaptive(guesser, costs=type(costs)(0, wrong, costs.draft))
+    rounds = world.run(strategy, 2000)
+    assert strategy.plain_seconds == pytest.approx(PLAIN, rel=0.06)
+    assert world.share(rounds[-800:]) > 0.97
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("pace", [0.5, 1.3, 3.0])
+def test_costs_of_another_day_are_taken_for_what_the_machine_does_today(
+    pace: float, seed: int, tmp_path: Path
+) -> None:
+    guesser = Guesser("mtp", 0.2, 0.6)
+    world = World(guesser, seed=seed)
+    CostStore(tmp_path).save("key", world.costs())
+    world.pace *= pace
+    strategy = Adaptive(guesser, cache_folder=tmp_path)
+    assert not strategy.missing_costs("key", 200, None)
+    rounds = world.run(strategy, 300)
+    assert plans(rounds[:2]) == [(None, 0), (None, 0)]
+    assert world.share(rounds[2:]) > 0.9
+    assert strategy.plain_seconds == pytest.approx(world.pace, rel=0.06)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_unknown_costs_begin_with_one_plain_round_and_are_learned(seed: int) -> None:
+    guesser = Guesser("mtp", 0.3, 0.8)
+    world = World(guesser, seed=seed)
+    strategy = Adaptive(guesser, measure=False)
+    assert strategy.plain_seconds == 0.0
+    rounds = world.run(strategy, 300)
+    assert plans(rounds[:1]) == [(None, 0)]
+    assert rounds[1].proposer == "mtp"
+    assert world.share(rounds[16:]) > 0.93
+    assert strategy.plain_seconds == pytest.approx(PLAIN, rel=0.1)
+
+
+def test_a_fixed_clock_hears_of_no_time() -> None:
+    found = []
+    for pace, noise in ((1.0, 0.0), (7.0, 0.5)):
+        guesser = Guesser("mtp", 0.1 * pace, 0.8)
+        world = World(guesser, noise=noise)
+        strategy = Adaptive(guesser, clock="fixed")
+        found.append(plans(world.run(strategy, 300)))
+        world.pace, world.disturbed = PLAIN * pace, dict.fromkeys(range(0, 900, 7), 9.0)
+        guesser.step = 0.4
+        found[-1] += plans(world.run(strategy, 300))
+    assert found[0] == found[1]
+    assert any(depth for _, depth in found[0])

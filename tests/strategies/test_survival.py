@@ -1,0 +1,113 @@
+"""What is learned from drafts, position by position."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from speculate.strategies.survival import Survival
+
+
+def learned(hazard: float, depth: int = 4, drafts: int = 400, prior: float = 0.6) -> Survival:
+    """What so many drafts teach, each token of which is right by the same chance."""
+    dice = random.Random(1)
+    survival = Survival(prior)
+    for _ in range(drafts):
+        right = 0
+        while right < depth and dice.random() < hazard:
+            right += 1
+        survival.observe(depth, right)
+    return survival
+
+
+@pytest.mark.parametrize("hazard", [0.2, 0.5, 0.8, 0.95])
+def test_chances_are_those_of_the_drafts(hazard: float) -> None:
+    found = learned(hazard).chances(4)
+    expected = [hazard ** (position + 1) for position in range(4)]
+    assert found == pytest.approx(expected, abs=0.13)
+    assert found == sorted(found, reverse=True)
+
+
+def test_before_anything_was_seen_the_first_guess_counts() -> None:
+    first, second, third = Survival(0.6).chances(3)
+    assert first == 0.6
+    assert 0.5 < second / first < 0.6
+    assert 0.5 < third / second < second / first
+    assert Survival(0.6).chances(0) == []
+
+
+def test_a_draft_that_was_right_throughout_says_nothing_of_deeper_ones() -> None:
+    survival = Survival(0.6)
+    depths = []
+    for _ in range(30):
+        survival.observe(2, 2)
+        depths.append(survival.chances(3))
+    for before, after in zip(depths, depths[1:], strict=False):
+        assert all(new >= old for old, new in zip(before, after, strict=True))
+    first, second, third = depths[-1]
+    assert first > 0.95
+    # Nobody ever looked there, so that it is taken to be like the one in front of it.
+    assert third / second == pytest.approx(0.95 * second / first, rel=0.02)
+
+
+def test_positions_behind_the_first_mistake_are_not_failures() -> None:
+    survival = learned(1.0, depth=3, drafts=40)
+    for _ in range(20):
+        survival.observe(3, 0)
+    first, second, third = survival.chances(3)
+    assert first < 0.3
+    # Less sure than before, since drafts in front of them are not what they were; not wrong.
+    assert second / first > 0.7
+    assert third / second > 0.8
+
+
+def test_a_draft_that_was_compared_in_part_counts_so_far() -> None:
+    survival = learned(0.5, depth=2)
+    one, two = survival.chances(2)
+    survival.observe(1, 1)
+    assert survival.chances(2)[0] > one
+    after = survival.chances(2)
+    assert after[1] / after[0] == pytest.approx(two / one, rel=0.01)
+    before = survival.chances(2)
+    survival.observe(0, 0)
+    survival.note(0, 0, 0)
+    assert survival.chances(2) == before
+
+
+def test_many_comparisons_at_once_are_as_good_as_one_by_one() -> None:
+    one, many = Survival(0.5), Survival(0.5)
+    for _ in range(8):
+        one.note(0, 1, 1)
+    many.note(0, 8, 8)
+    assert many.chances(1)[0] == pytest.approx(one.chances(1)[0], abs=0.01)
+
+
+def test_what_is_not_seen_again_is_forgotten() -> None:
+    survival = learned(0.0)
+    assert survival.chances(1)[0] < 0.05
+    hopes = []
+    for _ in range(5):
+        survival.forget(400)
+        hopes.append(survival.chances(1)[0])
+    assert hopes == sorted(hopes)
+    assert hopes[-1] > 0.4
+
+
+def test_a_text_that_changed_is_noticed_within_ten_drafts() -> None:
+    survival = learned(0.9, depth=1)
+    for _ in range(10):
+        survival.observe(1, 0)
+    assert survival.chances(1)[0] < 0.4
+    for _ in range(10):
+        survival.observe(1, 1)
+    assert survival.chances(1)[0] > 0.6
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 5, 50, 500])
+def test_optimism_hopes_for_more_where_less_was_seen(drafts: int) -> None:
+    survival = learned(0.5, depth=2, drafts=drafts)
+    plain, hopeful = survival.chances(3), survival.chances(3, 0.75)
+    assert all(hope > chance for chance, hope in zip(plain, hopeful, strict=True))
+    assert hopeful[0] - plain[0] < 0.75 * 0.5 / (1 + min(drafts, 40)) ** 0.5 + 0.01
+    assert max(learned(1.0).chances(4, 3.0)) <= 1.0

@@ -1,0 +1,145 @@
+"""What rounds take, and who is blamed when that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import pytest
+
+from speculate.protocols import Costs
+from speculate.strategies.timing import CHECKS, LASTING, RECHECKED, Timing, interpolated
+from speculate.strategies.trials import MOST, SHARE, START, Trials
+
+COSTS: Final = Costs(0, {1: 0.02, 2: 0.022, 4: 0.03, 8: 0.06}, {"mtp": 0.002})
+
+
+def timing(*, lately: bool = True) -> Timing:
+    return Timing(COSTS, {"mtp": False, "lookup": True}, 8, lately=lately)
+
+
+def draft(timing: Timing, times: Iterable[float], depth: int = 1) -> None:
+    for time in times:
+        timing.observe("mtp", depth, time)
+
+
+def plain(timing: Timing, seconds: float) -> int:
+    """Let it check plain decoding: the number of rounds that it asks for."""
+    rounds = 0
+    while timing.doubts_plain():
+        timing.observe_plain(seconds)
+        rounds += 1
+    return rounds
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"), [(1, 1.0), (2, 2.0), (3, 2.5), (4, 3.0), (6, 4.0), (0, 0.0)]
+)
+def test_between_and_beyond_known_places_lines_are_straight(at: int, expected: float) -> None:
+    assert interpolated({4: 3.0, 1: 1.0, 2: 2.0}, at) == pytest.approx(expected)
+
+
+def test_times_come_from_the_table_at_first() -> None:
+    found = timing()
+    assert found.of("mtp")[:3] == pytest.approx([1.0, 1.2, 1.5])
+    assert found.of("lookup")[:3] == pytest.approx([1.0, 1.1, 1.3])
+    assert found.plain_seconds == 0.02
+    assert not found.doubts_plain()
+
+
+def test_a_table_of_another_day_is_checked_and_one_of_now_is_not() -> None:
+    assert plain(timing(), 0.05) == 0
+    old = timing(lately=False)
+    assert plain(old, 0.05) == CHECKS
+    assert old.plain_seconds == 0.05
+    guess = Timing(None, {"mtp": False}, 8)
+    assert plain(guess, 0.05) == 1
+    assert guess.plain_seconds == 0.05
+
+
+def test_one_slow_round_makes_nobody_slow_and_one_fast_round_is_believed() -> None:
+    slow, fast = timing(), timing()
+    draft(slow, [0.5])
+    assert slow.of("mtp")[1] == pytest.approx(1.2)
+    draft(slow, [0.5])
+    assert slow.of("mtp")[1] == pytest.approx(25.0)
+    draft(fast, [0.02])
+    assert fast.of("mtp")[1] == pytest.approx(1.0)
+
+
+def test_a_depth_goes_by_its_own_times_and_the_others_with_it() -> None:
+    found = timing()
+    draft(found, [0.048] * 3)
+    assert found.of("mtp")[1] == pytest.approx(2.4)
+    assert found.of("mtp")[2] == pytest.approx(3.0)
+    draft(found, [0.06] * 3, depth=2)
+    assert found.of("mtp")[2] == pytest.approx(3.0)
+    assert found.of("lookup")[1] == pytest.approx(1.1)
+
+
+def test_a_machine_that_slows_down_is_blamed_on_nobody() -> None:
+    found = timing()
+    draft(found, [0.024] * 20)
+    draft(found, [0.048] * 4)
+    assert plain(found, 0.04) == CHECKS
+    assert found.plain_seconds == 0.04
+    assert found.of("mtp")[1] == pytest.approx(1.2)
+    draft(found, [0.048] * 20)
+    assert found.of("mtp")[1] == pytest.approx(1.2)
+    assert not found.doubts_plain()
+
+
+def test_a_proposer_that_stays_slow_while_plain_decoding_is_not_is_blamed() -> None:
+    found = timing()
+    draft(found, [0.024] * 20)
+    draft(found, [0.048] * 4)
+    assert plain(found, 0.02) == CHECKS
+    assert found.of("mtp")[1] == pytest.approx(1.2)
+    draft(found, [0.048] * (LASTING - 4))
+    assert found.of("mtp")[1] == pytest.approx(2.4)
+    assert found.of("mtp")[3] == pytest.approx(2 * (1.5 + 0.3))
+    assert found.plain_seconds == 0.02
+
+
+def test_rounds_that_were_slow_in_between_are_no_beginning_of_a_change() -> None:
+    found = timing()
+    draft(found, [0.024] * 20)
+    for _ in range(10):
+        draft(found, [0.2] * 3 + [0.024] * 4)
+    assert found.of("mtp")[1] == pytest.approx(1.2)
+    assert not found.doubts_plain()
+
+
+def test_drift_is_followed_without_a_check() -> None:
+    found = timing()
+    seconds = 0.02
+    for _ in range(300):
+        seconds *= 1.002
+        found.observe_plain(seconds)
+        plain(found, seconds)
+    assert found.plain_seconds == pytest.approx(seconds, rel=0.02)
+
+
+def test_plain_decoding_is_checked_after_so_many_rounds_without_it() -> None:
+    found = timing()
+    draft(found, [0.024] * (RECHECKED - 1))
+    assert not found.doubts_plain()
+    draft(found, [0.024])
+    assert plain(found, 0.021) == CHECKS
+    assert found.idle("mtp") == CHECKS
+    assert found.plain_seconds == 0.021
+
+
+def test_trials_cost_what_was_earned_and_saved() -> None:
+    trials = Trials()
+    assert not trials.pay(START + 0.1)
+    assert trials.pay(START)
+    assert not trials.pay(0.1)
+    for _ in range(round(0.5 / SHARE)):
+        trials.earn(1.0)
+    assert trials.pay(0.4)
+    assert not trials.pay(0.4)
+    for _ in range(10_000):
+        trials.earn(1.0)
+    assert not trials.pay(MOST + 0.1)
+    assert trials.pay(MOST)

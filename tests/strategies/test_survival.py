@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_a_draft_that_was_right_throughout_says_nothing_of_deeper_ones() -> None
     for _ in range(30):
         survival.observe(2, 2)
         depths.append(survival.chances(3))
-    for before, after in zip(depths, depths[1:], strict=False):
+    for before, after in pairwise(depths):
         assert all(new >= old for old, new in zip(before, after, strict=True))
     first, second, third = depths[-1]
     assert first > 0.95

@@ -1,0 +1,328 @@
+"""Costs measured on the text at hand: nothing shows of it afterwards, and it is done once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import islice, product
+from pathlib import Path
+from typing import Final, final
+
+import mlx.core as mx
+import pytest
+
+from speculate.decoding.decoder import Decoder
+from speculate.decoding.measuring import REPEATS, ROWS
+from speculate.decoding.token import Token
+from speculate.proposers.draft_model import DraftModel
+from speculate.proposers.mtp_chain import MTPChain
+from speculate.proposers.prompt_lookup import PromptLookup
+from speculate.protocols import (
+    Choose,
+    Commit,
+    Costs,
+    Draft,
+    Forward,
+    Plan,
+    Proposer,
+    Round,
+    SpeculativeModel,
+    Strategy,
+)
+from speculate.strategies.adaptive import WORTH_MEASURING, Adaptive
+from speculate.strategies.off import Off
+from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
+from tests import tiny
+from tests.decoding import kit
+from tests.decoding.heads import with_head, with_knowing_head
+from tests.decoding.watched import Broken, PassingModel, Tick, Ticker, WatchedProposer, quiet
+from tests.proposers.laws import check_draft_model, check_head
+
+FAMILIES: Final = (*tiny.FAMILIES, *tiny.MORE)
+
+
+@final
+class Curious:
+    """Does what another strategy does, and wants to know what it costs, each text anew."""
+
+    def __init__(self, inner: Strategy) -> None:
+        self._inner = inner
+        self.costs: list[Costs] = []
+
+    @property
+    def proposers(self) -> Sequence[Proposer]:
+        return self._inner.proposers
+
+    def plan(self, remaining: int | None, /) -> Plan:
+        return self._inner.plan(remaining)
+
+    def observe(self, round: Round, /) -> None:
+        self._inner.observe(round)
+
+    def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
+        return True
+
+    def take_costs(self, costs: Costs, /) -> None:
+        self.costs.append(costs)
+
+
+def curious(*proposers: Proposer) -> Curious:
+    return Curious(ScheduledStrategy([*((one, 3) for one in proposers), (proposers[0], 0)]))
+
+
+# Nothing shows of it.
+
+
+@pytest.mark.parametrize("case", kit.sampled(product(FAMILIES, (1, 6, 21)), 9, seed=9))
+def test_it_leaves_every_cache_as_it_was(case: tuple[str, int]) -> None:
+    # 21 tokens are more than two windows.
+    name, length = case
+    draft = {"gpt_oss": "gpt_oss", "lfm2": "lfm2"}.get(name, "qwen3_5")
+    small = WatchedProposer(DraftModel(kit.get(draft).model))
+    strategy = curious(small, PromptLookup())
+    caches = kit.stock_caches(name)
+    decoder = Decoder(kit.get(name).model, strategy)
+    text: list[int] = []
+    for turn in range(2):
+        text += kit.text_of(length, turn)
+        tokens = list(decoder.generate(kit.text_of(length, turn), 9, caches))
+        kit.check_tokens(name, text, tokens)
+        text += kit.ids_of(tokens)
+        kit.check_holds(name, caches, text)
+    check_draft_model(draft, text, small)
+    assert [costs.context for costs in strategy.costs] == [length - 1, 2 * length + 8]
+    for costs in strategy.costs:
+        assert set(costs.forward) == set(ROWS)
+        assert set(costs.draft) == {"draft"}
+        assert all(0 < seconds < 60 for seconds in [*costs.forward.values(), *costs.draft.values()])
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+def test_it_leaves_a_head_as_it_was(name: str) -> None:
+    model, chain = with_head(name), WatchedProposer(MTPChain())
+    strategy = curious(chain)
+    prompt = kit.text_of(11)
+    tokens = list(Decoder(model.model, strategy, prefill_step_size=4).generate(prompt, 14))
+    kit.check_tokens(name, prompt, tokens)
+    check_head(model, [*prompt, *kit.ids_of(tokens)], chain)
+    assert set(strategy.costs[0].draft) == {"mtp"}
+
+
+def test_who_abstains_has_no_costs() -> None:
+    # After a prompt of one token a head has nothing to draft from.
+    strategy = curious(MTPChain())
+    tokens = list(Decoder(with_head("qwen3_5").model, strategy).generate([9], 6))
+    kit.check_tokens("qwen3_5", [9], tokens)
+    assert strategy.costs[0].draft == {}
+
+
+@pytest.mark.parametrize("start", [0, 6, 7, 8, 9, 12, 40])
+def test_rows_that_are_quantised_on_the_way_are_quantised_where_they_would_be(start: int) -> None:
+    model = kit.get("wide_heads").model
+    found: list[list[Token]] = []
+    caches: list[list[object]] = []
+    strategy = curious(kit.scripted("wide_heads", kit.PROMPT, 20, kit.always("each")))
+    for one in (Off(), strategy):
+        caches.append(kit.stock_caches("wide_heads"))
+        decoder = Decoder(model, one, kv_bits=4, kv_group_size=32, quantized_kv_start=start)
+        found.append(list(decoder.generate(kit.PROMPT, 16, caches[-1])))
+    assert kit.ids_of(found[0]) == kit.ids_of(found[1])
+    for plain, drafted in zip(*found, strict=True):
+        assert mx.array_equal(plain.logprobs, drafted.logprobs).item()
+    kit.same_content(caches[1], caches[0])
+    # A block ends where rows get quantised: wider ones cannot be tried in front of it.
+    room = start - len(kit.PROMPT) if start > 5 else 99
+    rows = {rows for rows in ROWS if rows <= max(room, 0) + 1}
+    assert [set(costs.forward) for costs in strategy.costs] == ([rows] if len(rows) > 1 else [])
+
+
+def test_a_window_with_sinks_is_as_it_was() -> None:
+    model, prompt = kit.get("dense").model, kit.text_of(30)
+    found = [
+        list(Decoder(model, one, max_kv_size=16).generate(prompt, 12))
+        for one in (Off(), curious(DraftModel(kit.get("small_dense").model)))
+    ]
+    for plain, drafted in zip(*found, strict=True):
+        assert plain.id == drafted.id
+        assert mx.array_equal(plain.logprobs, drafted.logprobs).item()
+
+
+# It is done once.
+
+
+class Named(PassingModel):
+    """A model that can be told apart from others, and whose forwards are counted."""
+
+    def __init__(self, model: SpeculativeModel, name: str = "a model", tick: Tick = quiet) -> None:
+        super().__init__(model)
+        self.fingerprint = name
+        self.widths: list[int] = []
+        self._tick = tick
+
+    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+        self.widths.append(tokens.shape[1])
+        self._tick("forward")
+        return self.inner.forward(tokens, cache)
+
+
+MEASURING: Final = [rows for rows in ROWS for _ in range(1 + REPEATS)]
+
+
+def measured(model: Named, strategy: Strategy, limit: int = -1) -> bool:
+    """Whether a text of ten tokens begins with forwards that measure."""
+    model.widths.clear()
+    running = Decoder(model, strategy).generate(kit.PROMPT, limit)
+    tokens = list(islice(running, 10))
+    running.close()
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+    # The prompt comes first.
+    found = model.widths[1 : 1 + len(MEASURING)] == MEASURING
+    assert found or 9 not in model.widths[1:]
+    return found
+
+
+def drafts() -> DraftModel:
+    return DraftModel(kit.get("small_dense").model)
+
+
+def test_what_was_measured_is_found_again_by_another_strategy(tmp_path: Path) -> None:
+    model = Named(kit.get("dense").model)
+    strategy = Adaptive(drafts(), PromptLookup(), cache_folder=tmp_path)
+    assert measured(model, strategy)
+    assert not measured(model, strategy)
+    assert strategy.plain_seconds > 0
+    fresh = Adaptive(drafts(), PromptLookup(), cache_folder=tmp_path)
+    assert not measured(model, fresh)
+    assert measured(model, Adaptive(drafts(), PromptLookup(), cache_folder=tmp_path / "other"))
+
+
+def test_another_model_and_other_proposers_are_measured_for_themselves(tmp_path: Path) -> None:
+    model = Named(kit.get("dense").model)
+    assert measured(model, Adaptive(drafts(), cache_folder=tmp_path))
+    for other in (
+        Adaptive(drafts(), PromptLookup(), cache_folder=tmp_path),
+        Adaptive(DraftModel(kit.get("qwen3_5").model), cache_folder=tmp_path),
+    ):
+        assert measured(model, other)
+    assert measured(Named(model.inner, "other weights"), Adaptive(drafts(), cache_folder=tmp_path))
+    assert not measured(model, Adaptive(drafts(), cache_folder=tmp_path))
+
+
+def test_a_short_text_and_one_without_a_clock_measure_nothing(tmp_path: Path) -> None:
+    model = Named(kit.get("dense").model)
+    strategy = Adaptive(drafts(), cache_folder=tmp_path)
+    assert not measured(model, strategy, WORTH_MEASURING - 1)
+    assert not measured(model, Adaptive(drafts(), cache_folder=tmp_path, measure=False))
+    assert not measured(model, Adaptive(drafts(), cache_folder=tmp_path, clock="fixed"))
+    assert not measured(model, Adaptive(cache_folder=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    assert measured(model, strategy, WORTH_MEASURING)
+
+
+# What raises meanwhile.
+
+
+def failing(place: str, at: int) -> tuple[WatchedProposer, Ticker]:
+    """A perfect proposer that raises at one of its calls."""
+    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 24)]
+    ticker = Ticker(place, at)
+    script = ScriptedProposer(text, vocab_size=tiny.VOCAB)
+    return WatchedProposer(script, ticker), ticker
+
+
+def reports(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("raised" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(("place", "at"), [("propose", 1), ("propose", 5), ("settle", 2)])
+def test_a_proposer_that_raises_while_it_is_measured_is_left_alone(
+    place: str, at: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, ticker = failing(place, at)
+    small = WatchedProposer(drafts())
+    strategy = Adaptive(broken, small, cache_folder=tmp_path)
+    decoder = Decoder(Named(kit.get("dense").model), strategy)
+    with caplog.at_level(logging.WARNING, logger="speculate"):
+        running = decoder.generate(kit.PROMPT, -1)
+        tokens = list(islice(running, 20))
+        running.close()
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+    assert reports(caplog) == 1
+    assert ticker.calls[place] == at
+    assert {token.proposer for token in tokens} <= {"draft", None}
+    (file,) = (tmp_path / "costs").iterdir()
+    assert '"scripted"' not in file.read_text()
+    # In the next text it takes part again.
+    tokens = list(decoder.generate(kit.PROMPT, 8))
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+    assert ticker.calls["propose"] > at or ticker.calls["commit"] > 1
+
+
+def test_one_that_raised_over_the_prompt_is_not_measured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, ticker = failing("commit", 1)
+    strategy = Adaptive(broken, drafts(), cache_folder=tmp_path)
+    decoder = Decoder(Named(kit.get("dense").model), strategy)
+    with caplog.at_level(logging.WARNING, logger="speculate"):
+        running = decoder.generate(kit.PROMPT, -1)
+        tokens = list(islice(running, 20))
+        running.close()
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+    assert reports(caplog) == 1
+    assert ticker.calls["propose"] == 0
+    assert strategy.plain_seconds > 0
+
+
+@pytest.mark.parametrize("at", [2, 3, 9, 16])
+def test_a_target_that_fails_while_it_is_measured_leaves_the_prompt(
+    at: int, tmp_path: Path
+) -> None:
+    ticker = Ticker("forward", at)
+    model = Named(kit.get("gpt_oss").model, tick=ticker)
+    caches = kit.stock_caches("gpt_oss")
+    decoder = Decoder(model, Adaptive(drafts(), cache_folder=tmp_path))
+    prompt = kit.text_of(12)
+    with pytest.raises(Broken):
+        list(decoder.generate(prompt, -1, caches))
+    pending = decoder.pending
+    assert pending in (None, prompt[-1])
+    kit.check_holds("gpt_oss", caches, prompt if pending is None else prompt[:-1])
+    assert list(tmp_path.iterdir()) == []
+    tokens = list(decoder.generate(prompt, 8))
+    kit.check_tokens("gpt_oss", prompt, tokens)
+
+
+class Abstaining:
+    """A lookup of somebody else's, which does not tell beforehand that it has nothing."""
+
+    name = "mute"
+
+    def attach(self, target: SpeculativeModel, /) -> None:
+        """Drafts for any model."""
+
+    def begin(self, position: int, /) -> None:
+        self._position = position
+
+    def position(self) -> int:
+        return self._position
+
+    def commit(self, commit: Commit, /) -> None:
+        self._position += commit.tokens.shape[0]
+
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        return Draft(mx.zeros((0,), dtype=mx.uint32))
+
+    def settle(self) -> None:
+        """Has no cache."""
+
+
+def test_one_that_always_abstains_lets_others_draft() -> None:
+    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 40)]
+    model, _ = with_knowing_head("dense", text)
+    costs = Costs(0, {1: 0.01, 9: 0.0101}, {"mute": 0.0, "mtp": 0.0})
+    strategy = Adaptive(Abstaining(), MTPChain(), costs=costs, clock="fixed")
+    decoder = Decoder(model.model, strategy)
+    tokens = list(decoder.generate(kit.PROMPT, 40))
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+    assert sum(token.proposer == "mtp" for token in tokens) > 10

@@ -1,0 +1,97 @@
+"""What a benchmark leaves behind: a table as text, and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, final
+
+import attrs
+
+from benchmarks import regime
+
+RESULTS: Final = Path(__file__).parent / "results"
+
+
+@final
+@attrs.frozen
+class Options:
+    """How to run a benchmark.
+
+    Attributes:
+        quick: Few repeats and the smallest models: whether it works, not how fast.
+        folder: Where JSON and pictures go.
+    """
+
+    quick: bool
+    folder: Path
+
+
+@final
+@attrs.frozen
+class Table:
+    """Rows of text, the first of which is the heading.
+
+    Attributes:
+        title: Above it.
+        rows: Cells. All rows are of one length.
+    """
+
+    title: str
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        heading, *rest = (_line(row, widths) for row in self.rows)
+        rule = "|".join(["", *("-" * (width + 2) for width in widths), ""])
+        return "\n".join([self.title, "", heading, rule, *rest])
+
+
+def options(description: str | None) -> Options:
+    """Read the command line, and enter the regime that speed is measured in."""
+    regime.enter()
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="few repeats and small models")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for JSON and PNG")
+    given = parser.parse_args()
+    return Options(given.quick, given.output)
+
+
+def save(options: Options, name: str, tables: Sequence[Table], data: Mapping[str, object]) -> None:
+    """Print tables, and write them with all that was measured.
+
+    Args:
+        options: How this ran.
+        name: Of the JSON file, without its ending.
+        tables: To read.
+        data: What they were made from.
+    """
+    print(*(f"\n{table}" for table in tables), sep="\n", flush=True)
+    record = {
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        "environment": regime.environment(),
+        "load": os.getloadavg(),
+        "quick": options.quick,
+        **data,
+        "tables": {table.title: [*map(list, table.rows)] for table in tables},
+    }
+    options.folder.mkdir(parents=True, exist_ok=True)
+    path = options.folder / f"{name}.json"
+    text = json.dumps(record, indent=1, default=attrs.asdict)
+    path.write_text(text + "\n", encoding="utf-8")
+    print(f"\nwritten: {path}", flush=True)
+
+
+def progress(text: str) -> None:
+    """Say what is done, apart from the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    first, *rest = zip(row, widths, strict=True)
+    cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
+    return f"| {' | '.join(cells)} |"

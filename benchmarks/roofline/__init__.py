@@ -1,0 +1,1 @@
+"""What speculation can bring on a machine, from bytes and operations alone."""

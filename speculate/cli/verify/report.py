@@ -11,7 +11,7 @@ import attrs
 from speculate.cli.printing import finite, printable
 from speculate.cli.verify.machine import device, versions
 from speculate.testing.verify import Case, Difference, Result
-from speculate.testing.verify.results import Outcome
+from speculate.testing.verify.results import Outcome, counted
 
 SHOWN: Final = 3
 """Differences of a check that are told one by one."""
@@ -114,10 +114,10 @@ def as_json(report: Report) -> str:
 def as_text(report: Report) -> Iterator[str]:
     """Lines to read, and to paste."""
     checks = [check for model in report.models for check in model.checks]
-    compared = sum(check.compared for check in checks)
-    differences = sum(len(check.differences) for check in checks)
+    compared = counted(sum(check.compared for check in checks), "comparisons")
+    differences = counted(sum(len(check.differences) for check in checks), "differences")
     yield f"speculate verify: {_said(report)}"
-    yield f"{differences} differences in {compared} comparisons, by {len(checks)} checks"
+    yield f"{differences} in {compared}, by {counted(len(checks), 'checks')}"
     yield ""
     yield ", ".join(f"{name} {version}" for name, version in report.versions.items())
     yield report.device
@@ -143,7 +143,8 @@ def _model(model: Verified) -> Iterator[str]:
     yield f"  rounding  of mlx-lm's own logits, in blocks and one by one: {noise}"
     width = max((len(check.case) for check in model.checks), default=0)
     for check in model.checks:
-        yield f"  {check.outcome:<9} {check.check:<10}  {check.case:<{width}}  {check.figure}"
+        case = printable(f"{check.case:<{width}}")
+        yield f"  {check.outcome:<9} {check.check:<10}  {case}  {check.figure}"
         for difference in check.differences[:SHOWN]:
             yield f"    {printable(difference.line())}"
         if len(check.differences) > SHOWN:

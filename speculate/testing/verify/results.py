@@ -72,7 +72,8 @@ class Result:
 
     def figure(self) -> str:
         """What was found, in a line."""
-        return f"{self.compared} {self.unit}, {self._differing()}{self.note and f'; {self.note}'}"
+        found = f"{counted(self.compared, self.unit)}, {self._differing()}"
+        return f"{found}; {self.note}" if self.note else found
 
     def _differing(self) -> str:
         if not self.differences:
@@ -83,4 +84,14 @@ class Result:
         )
         worst = max(self.differences, key=lambda difference: difference.size)
         units = "" if worst.ulps is None else f" ({worst.ulps:.3g} ULP)"
-        return f"{len(self.differences)} differ ({kinds}), by up to {worst.size:.3g}{units}"
+        return f"{len(self.differences)} not equal ({kinds}), by up to {worst.size:.3g}{units}"
+
+
+def counted(count: int, unit: str) -> str:
+    """So many of something.
+
+    Args:
+        count: How many.
+        unit: Its name for several.
+    """
+    return f"{count} {unit.removesuffix('s') if count == 1 else unit}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import final
 
+import attrs
 import mlx.core as mx
 
 import speculate as sp
@@ -21,6 +22,7 @@ from speculate.protocols import (
     Round,
     SpeculativeModel,
     Strategy,
+    ToleratesFailures,
     UsesCosts,
     Verdict,
 )
@@ -82,11 +84,13 @@ class Replay:
 
     def run(self) -> list[float]:
         """Time at which each token of the output was there, in plain steps."""
+        if isinstance(self._strategy, ToleratesFailures):
+            self._strategy.begin()
         for lookup in self._lookups:
             lookup.begin(0)
             lookup.commit(committed(self._recording.prompt, None))
+        # Costs it was given: it never has any measured.
         if isinstance(self._strategy, UsesCosts):
-            # So it hears that a text begins. What it knows of costs it was given.
             self._strategy.missing_costs(None, len(self._recording.prompt), self._remaining())
         while self._remaining() > 0:
             self._round()
@@ -96,8 +100,10 @@ class Replay:
         return len(self._recording.output) - 1 - self._place
 
     def _round(self) -> None:
-        plan, self._ahead = self._ahead or self._strategy.plan(self._remaining()), None
-        name, drafted = self._draft(plan)
+        plan = self._take()
+        asked = None if plan.proposer is None else plan.proposer.name
+        drafted = self._drafted(asked, plan.depth)
+        name = asked if drafted else None
         if not drafted and self._remaining() > 1:
             # The decoder launches the next step before it reads this one, so that it asks
             # for the next plan before anyone was told of this round.
@@ -106,28 +112,6 @@ class Replay:
         time = self._machine.time(name, drafted)
         self.times += [self.times[-1] + time] * (right + 1)
         self._commit(Verdict(name, drafted, right) if name else None, right)
-        self._observe(plan, name, drafted, right, self._machine.shown(time))
-
-    def _draft(self, plan: Plan) -> tuple[str | None, int]:
-        """Who drafts, and how much."""
-        if plan.proposer is None:
-            return None, 0
-        name = plan.proposer.name
-        length = self._recording.length[name][self._place]
-        drafted = min(plan.depth, length, self._remaining() - 1)
-        return (name, drafted) if drafted else (None, 0)
-
-    def _commit(self, verdict: Verdict | None, right: int) -> None:
-        start, self._place = self._place, self._place + right + 1
-        ids = self._recording.output[start : self._place]
-        launched = self._ahead is not None and not self._ahead.depth
-        newest = None if launched else self._recording.output[self._place]
-        for lookup in self._lookups:
-            lookup.commit(committed(ids, newest, verdict))
-
-    def _observe(
-        self, plan: Plan, name: str | None, drafted: int, right: int, seconds: float
-    ) -> None:
         self._strategy.observe(
             Round(
                 index=self._rounds,
@@ -137,10 +121,31 @@ class Replay:
                 accepted=right,
                 emitted=right + 1,
                 cut=not self._remaining(),
-                seconds=seconds,
+                seconds=self._machine.shown(time),
                 context=len(self._recording.prompt) + self._place - right,
                 predicted=plan.predicted,
                 plain_seconds=plan.plain_seconds,
+                asked=asked,
             )
         )
         self._rounds += 1
+
+    def _take(self) -> Plan:
+        """The plan of this round. Where no draft fits nobody is asked."""
+        plan, self._ahead = self._ahead or self._strategy.plan(self._remaining()), None
+        fits = min(plan.depth, self._remaining() - 1) > 0
+        return plan if fits else attrs.evolve(plan, proposer=None)
+
+    def _drafted(self, asked: str | None, depth: int) -> int:
+        """Tokens that are drafted here."""
+        if asked is None:
+            return 0
+        return min(depth, self._recording.length[asked][self._place], self._remaining() - 1)
+
+    def _commit(self, verdict: Verdict | None, right: int) -> None:
+        start, self._place = self._place, self._place + right + 1
+        ids = self._recording.output[start : self._place]
+        launched = self._ahead is not None and not self._ahead.depth
+        newest = None if launched else self._recording.output[self._place]
+        for lookup in self._lookups:
+            lookup.commit(committed(ids, newest, verdict))

@@ -105,7 +105,7 @@ def test_rounding_is_no_bug(
     assert said.status == 0
     assert said.out.startswith("speculate verify: NUMERICS\n")
     assert "Nothing is wrong" in said.out and "within rounding" in said.out
-    assert not {"BUG"} & set.union(*outcomes(said).values())
+    assert not any("BUG" in seen for seen in outcomes(said).values())
 
 
 def test_a_bug_is_told_and_fails(

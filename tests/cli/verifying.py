@@ -87,7 +87,7 @@ class ShiftedWindow(Around):
             if "Arrays" in type(layer).__name__:
                 slots = cast("list[mx.array | None]", layer)
                 if slots[0] is not None:
-                    slots[0] = mx.roll(slots[0], 1, axis=1)
+                    slots[0] = mx.roll(slots[0], 1, 1)
         return self.inner._walk(tokens, cache)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import mlx.core as mx
 import pytest
 from pytest import approx
 
@@ -24,7 +26,7 @@ from speculate.cli.bench.results import (
     survival,
 )
 from speculate.cli.bench.runs import Run, run_all, ways_of
-from speculate.protocols import Round
+from speculate.protocols import Forward, Rollbackable, Round
 from tests import tiny, words
 from tests.cli.running import Said, run
 
@@ -113,6 +115,28 @@ def test_every_width_is_timed(name: str) -> None:
     assert list(found) == list(ROWS) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert all(0 < seconds < 60 for seconds in found.values())
     assert len(calls) == 1 + REPEATS
+
+
+class Watched:
+    """A model that notes how long the text is in front of each of its forwards."""
+
+    def __init__(self, model: sp.SpeculativeModel) -> None:
+        self._model = model
+        self.fed: list[tuple[int, int]] = []
+
+    def make_cache(self) -> list[Rollbackable]:
+        return self._model.make_cache()
+
+    def forward(self, tokens: mx.array, cache: Sequence[Rollbackable], /) -> Forward:
+        self.fed.append((max(member.length() for member in cache), tokens.shape[1]))
+        return self._model.forward(tokens, cache)
+
+
+def test_every_width_has_the_same_text_in_front() -> None:
+    model, _ = sp.load()
+    watched = Watched(model)
+    time_forwards(cast(sp.SpeculativeModel, watched), [5, 6, 7], lambda: None)
+    assert watched.fed == [(0, 3), *[(3, rows) for rows in ROWS] * (1 + REPEATS)]
 
 
 def test_ways_go_forth_and_back() -> None:

@@ -14,7 +14,7 @@ from speculate.protocols import SpeculativeModel
 ROWS: Final = range(1, 10)
 """Widths of the forwards that are timed."""
 
-REPEATS: Final = 5
+REPEATS: Final = 9
 """Timed runs of each, after one to warm up. The fastest was disturbed the least."""
 
 

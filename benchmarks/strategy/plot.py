@@ -35,7 +35,7 @@ def draw(scores: Sequence[tuple[str, Score]], title: str, path: Path) -> None:
             axes.text(place, at, f"{height:.2f}", ha="center", va="bottom", fontsize=6)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(WORKLOADS)), WORKLOADS)
-    axes.set_ylim(0.6, TOP + 0.1)
+    axes.set_ylim(0.0, TOP + 0.1)
     axes.set_ylabel("time / best fixed choice in hindsight")
     axes.set_title(title, fontsize=10)
     axes.legend(fontsize=8, ncols=len(scores), loc="upper center", bbox_to_anchor=(0.5, -0.08))

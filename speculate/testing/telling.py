@@ -38,6 +38,22 @@ class Telling:
         self.target = target
         self.tolerance = tolerance
         self.text = repetitive(target.vocab_size)
+        self._ideals: dict[tuple[int, int, int], tuple[list[int], list[mx.array]]] = {}
+
+    def ideal(self, start: int, stop: int, depth: int) -> tuple[list[int], list[mx.array]]:
+        """What a fresh proposer drafts that was told tokens `start` to `stop` in one piece.
+
+        Returns:
+            The draft, and the logits that it was picked from.
+        """
+        place = (start, stop, depth)
+        if place not in self._ideals:
+            fresh, shown = self.fresh(start), Watching()
+            fresh.read(stop - start)
+            drafted = fresh.draft(depth, shown)
+            mx.eval(shown.rows)
+            self._ideals[place] = drafted, shown.rows
+        return self._ideals[place]
 
     @cached_property
     def hidden(self) -> mx.array:
@@ -65,6 +81,25 @@ def repetitive(vocab_size: int, seed: int = 0) -> list[int]:
 def greedy(logits: mx.array, index: int) -> Choice:
     """The most likely token."""
     return Choice(mx.argmax(logits, axis=-1))
+
+
+@final
+class Watching:
+    """A greedy `choose` that remembers which logits it was shown.
+
+    Attributes:
+        rows: They, one for each draft.
+        indices: Which drafts they were for.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[mx.array] = []
+        self.indices: list[int] = []
+
+    def __call__(self, logits: mx.array, index: int, /) -> Choice:
+        self.rows.append(logits)
+        self.indices.append(index)
+        return greedy(logits, index)
 
 
 @final

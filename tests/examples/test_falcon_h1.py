@@ -9,6 +9,8 @@ from mlx_lm.models.falcon_h1 import Model, ModelArgs
 
 from examples.falcon_h1 import FalconH1Adapter
 from speculate.protocols import SpeculativeModel, StockModel
+from speculate.testing.driving import Driven
+from speculate.testing.laws.models import a_forward_says_what_mlx_lm_says
 from speculate.testing.suites import ModelTests
 from tests.tiny import spread
 
@@ -36,14 +38,14 @@ class TestFalconH1(ModelTests):
     # Mamba2 scans a block otherwise than it takes a step, and mlx-lm's own logits differ.
     tolerance = 1e-5
     whole_blocks = True
-    tied = False
 
     def make_model(self) -> SpeculativeModel:
-        return FalconH1Adapter(tiny(self.tied))
+        return FalconH1Adapter(tiny(tied=False))
 
     def stock_model(self) -> StockModel:
-        return tiny(self.tied)
+        return tiny(tied=False)
 
 
-class TestTiedFalconH1(TestFalconH1):
-    tied = True
+def test_tied_embeddings_have_a_scale_of_their_own() -> None:
+    driven = Driven(FalconH1Adapter(tiny(tied=True)), tiny(tied=True), 1e-5)
+    a_forward_says_what_mlx_lm_says(driven)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
+import pytest
+
 from speculate.protocols import SpeculativeModel, StockModel
+from speculate.testing.laws.models import ROUNDS, whatever_is_rejected_leaves_no_trace
 from speculate.testing.suites import ModelTests
 from tests.backends.driving import model, stock
 
@@ -25,10 +28,12 @@ class TestQwen35(Family):
     name = "qwen3_5"
 
 
+@pytest.mark.soak
 class TestQwen35Wrapped(Family):
     name = "qwen3_5_wrapped"
 
 
+@pytest.mark.soak
 class TestQwen35Experts(Family):
     name = "qwen3_5_moe"
 
@@ -45,6 +50,7 @@ class TestLlama(Family):
     name = "dense"
 
 
+@pytest.mark.soak
 class TestQwen3(Family):
     name = "qwen3"
 
@@ -58,5 +64,16 @@ class TestQwen35Folded(Family):
     name = "qwen3_5_folded"
 
 
+@pytest.mark.soak
 class TestQwen3NextFolded(Family):
     name = "qwen3_next_folded"
+
+
+VARIANTS = [TestQwen35Wrapped, TestQwen35Experts, TestQwen3, TestQwen3NextFolded]
+"""Families that differ from another in how their layers are named or filled, not in kind."""
+
+
+@pytest.mark.parametrize("suite", VARIANTS)
+def test_variants_say_and_take_back_what_they_ought_to(suite: type[Family]) -> None:
+    suite().test_a_forward_says_what_mlx_lm_says()
+    whatever_is_rejected_leaves_no_trace(suite().driven(), [7], ROUNDS[::2])

@@ -38,10 +38,6 @@ class Draft(ProposerTests):
         return DraftModel(kit.get(self.name).model)
 
 
-class TestDenseDraft(Draft):
-    name = "small_dense"
-
-
 class TestHybridDraft(Draft):
     name = "qwen3_5"
 

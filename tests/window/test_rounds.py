@@ -7,7 +7,6 @@ import pytest
 from speculate import speculation
 from speculate.testing.driving import Driven
 from speculate.testing.laws.models import (
-    PROMPTS,
     ROUNDS,
     a_cut_leaves_no_trace,
     a_rewind_reaches_over_several_forwards,
@@ -33,6 +32,11 @@ from tests.backends.driving import (
 def drafts(accepted: tuple[int, ...], depth: int = 3) -> list[tuple[int, int]]:
     """Rounds of so many drafts, of which so many are right."""
     return [(1 + depth, 1 + right) for right in accepted]
+
+
+@pytest.mark.parametrize("prompt", [1, 6, 8])
+def test_every_mistake_where_a_window_fills_up(prompt: int) -> None:
+    whatever_is_rejected_leaves_no_trace(Driven(model("gpt_oss")), [prompt])
 
 
 @pytest.mark.parametrize("family", ALL)
@@ -73,7 +77,7 @@ def test_a_rejected_draft_every_round_for_500_tokens(family: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("family", ALL)
-@pytest.mark.parametrize("prompt", [*PROMPTS, 62, 63, 64, 129, 199])
+@pytest.mark.parametrize("prompt", [*range(10), 23, 62, 63, 64, 129, 199])
 def test_next_logits_for_every_prompt(family: str, prompt: int) -> None:
     driven = Driven(model(family), length=400)
     whatever_is_rejected_leaves_no_trace(driven, [prompt], ROUNDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tools import draw_caches
 from tools.draw_architecture import PACKAGE, layers, pictures
 
 
@@ -17,3 +18,7 @@ def test_every_folder_is_in_the_picture_and_on_the_page() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert folders <= {name for layer in layers() for name in layer}
     assert all(f"`{folder}/`" in page for folder in folders)
+
+
+def test_the_picture_of_caches_is_what_its_command_draws() -> None:
+    assert draw_caches.TARGET.read_text(encoding="utf-8") == draw_caches.draw()

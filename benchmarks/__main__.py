@@ -21,12 +21,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few repeats and small models")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for JSON and PNG")
+    parser.add_argument("--busy", action="store_true", help="by the processor's time")
     given = parser.parse_args()
     failed = []
     for name in ALL:
         began = time.perf_counter()
-        quick = ["--quick"] if given.quick and name != "roofline" else []
-        command = [sys.executable, "-m", f"benchmarks.{name}", *quick, "--output", given.output]
+        flags = [flag for flag in ("quick", "busy") if getattr(given, flag)]
+        options = [f"--{flag}" for flag in flags if name != "roofline"]
+        command = [sys.executable, "-m", f"benchmarks.{name}", *options, "--output", given.output]
         if subprocess.run(command, check=False).returncode:
             failed.append(name)
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from itertools import islice, pairwise
@@ -15,6 +14,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models import qwen3_5
 
 import speculate as sp
+from benchmarks.clock import now
 from benchmarks.pair import Pair
 from benchmarks.rotation import Choice, Rotation
 from speculate.loading.adapt import stock_of
@@ -71,6 +71,6 @@ def behind(pair: Pair, prompt: Sequence[int], turns: int) -> Far:
 
 def _rate(steps: Iterator[object]) -> float:
     """Median rate of some tokens."""
-    clock = [time.perf_counter() for _ in islice(steps, TOKENS + 1)]
+    clock = [now() for _ in islice(steps, TOKENS + 1)]
     mx.synchronize()
     return 1 / statistics.median(after - before for before, after in pairwise(clock))

@@ -113,3 +113,7 @@ def _panel(title: str, near: dict[str, Comparison]) -> picture.Panel:
         for kind, comparison in near.items()
     }
     return picture.Panel(title, "", "speedup over mlx-lm's plain decoding", lines)
+
+
+if __name__ == "__main__":
+    main()

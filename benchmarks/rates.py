@@ -7,11 +7,11 @@ Each is measured by itself, in turns with the rounds that are made of it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from benchmarks.clock import now
 from benchmarks.turns import Task, Turn
 from speculate import speculation
 from speculate.protocols import MTPHead, Rollbackable, SpeculativeModel
@@ -103,8 +103,8 @@ def _repeated(caches: Sequence[Rollbackable], act: Callable[[], None]) -> Task:
     """What is fed is taken back each time, outside of the time that counts."""
     while True:
         with speculation(caches) as window:
-            began = time.perf_counter()
+            began = now()
             act()
-            seconds = time.perf_counter() - began
+            seconds = now() - began
             window.keep(0)
         yield Turn(1, seconds)

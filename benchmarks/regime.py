@@ -26,19 +26,22 @@ REMEDY: Final = (
 ROOT: Final = Path(__file__).parents[1]
 
 
-def enter() -> None:
+def enter(threads: int = THREADS) -> None:
     """Start this program again with OpenBLAS in front, unless it runs so already.
 
     Call it first thing in `main`. On macOS there is nothing to do.
+
+    Args:
+        threads: For products.
 
     Raises:
         SystemExit: OpenBLAS is not installed, or the loader ignored it.
     """
     if sys.platform == "linux" and loaded() is None:
-        start_again(find_openblas())
+        start_again(find_openblas(), threads)
 
 
-def start_again(library: Path) -> NoReturn:
+def start_again(library: Path, threads: int = THREADS) -> NoReturn:
     """Replace this process by the same program with `library` in front.
 
     Raises:
@@ -46,7 +49,7 @@ def start_again(library: Path) -> NoReturn:
     """
     if str(library) in os.environ.get("LD_PRELOAD", ""):
         raise SystemExit(f"{library} is in LD_PRELOAD and was not loaded. {REMEDY}")
-    regime = {"LD_PRELOAD": str(library), "OPENBLAS_NUM_THREADS": str(THREADS)}
+    regime = {"LD_PRELOAD": str(library), "OPENBLAS_NUM_THREADS": str(threads)}
     arguments = [sys.executable, *sys.orig_argv[1:]]
     os.execve(sys.executable, arguments, {**os.environ, **regime})
 

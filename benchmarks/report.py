@@ -13,6 +13,7 @@ from typing import Final, final
 import attrs
 
 from benchmarks import regime
+from benchmarks.clock import counts_processor
 
 RESULTS: Final = Path(__file__).parent / "results"
 
@@ -53,11 +54,16 @@ class Table:
 
 def options(description: str | None) -> Options:
     """Read the command line, and enter the regime that speed is measured in."""
-    regime.enter()
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="few repeats and small models")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for JSON and PNG")
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="one thread, by the processor's time: for a machine with other things to do",
+    )
     given = parser.parse_args()
+    regime.enter(1 if given.busy else regime.THREADS)
     return Options(given.quick, given.output)
 
 
@@ -75,6 +81,7 @@ def save(options: Options, name: str, tables: Sequence[Table], data: Mapping[str
         "command": " ".join(["python", *sys.orig_argv[1:]]),
         "environment": regime.environment(),
         "load": os.getloadavg(),
+        "clock": "processor" if counts_processor() else "wall",
         "quick": options.quick,
         **data,
         "tables": {table.title: [*map(list, table.rows)] for table in tables},

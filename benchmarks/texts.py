@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import final
@@ -11,6 +10,7 @@ from typing import final
 import attrs
 
 from benchmarks import report
+from benchmarks.clock import now as clock
 from benchmarks.contestants import Way
 from benchmarks.spread import Spread
 from benchmarks.turns import in_turns
@@ -62,7 +62,7 @@ def decode(way: Way, prompt: Sequence[int], tokens: int) -> Decoded:
     """
     ids, began, timed, rounds, now = list[int](), 0.0, 0, 0, 0.0
     for token, from_draft in islice(way(prompt), tokens):
-        now = time.perf_counter()
+        now = clock()
         ids.append(token)
         rounds += not from_draft
         if rounds == 1 and not from_draft:

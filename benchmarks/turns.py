@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeVar, final
 
 import attrs
 import mlx.core as mx
+
+from benchmarks.clock import now
 
 Name = TypeVar("Name")
 
@@ -59,10 +60,10 @@ def rounds(tokens: Iterator[bool], count: int = 1) -> Task:
         count: Rounds of a turn.
     """
     while True:
-        began, emitted = time.perf_counter(), 0
+        began, emitted = now(), 0
         for _ in range(count):
             emitted += 1
             while next(tokens):
                 emitted += 1
         mx.synchronize()
-        yield Turn(emitted, time.perf_counter() - began)
+        yield Turn(emitted, now() - began)

@@ -1,9 +1,10 @@
-"""Type-check every python block of README.md and docs/, each on its own, as a reader would.
+"""Type-check every python block of README.md and docs/, and examples/, as a reader would.
 
 Runs `mypy --strict` in an empty folder, so that `speculate` is seen as a user sees the installed
 package: without this repository's own mypy settings.
 """
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,13 +33,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         blocks = {write(e, i, folder).name: e.path for i, e in enumerate(examples)}
-        command = [sys.executable, "-m", *MYPY, *blocks]
+        programs = [
+            Path(shutil.copy(path, folder)).name for path in (ROOT / "examples").glob("*.py")
+        ]
+        command = [sys.executable, "-m", *MYPY, *blocks, *programs]
         run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     report = run.stdout + run.stderr
     for block, page in blocks.items():
         report = report.replace(f"{block}:", f"{page.relative_to(ROOT)}:")
     verdict = "these types are wrong" if run.returncode else "all types are right"
-    print(f"{report}{len(blocks)} python blocks in the docs: {verdict}")
+    print(f"{report}{len(blocks)} python blocks in the docs, {len(programs)} examples: {verdict}")
     return run.returncode
 
 

@@ -32,7 +32,7 @@ def test_a_line_is_a_round_and_all_up_to_it() -> None:
     file, stats = io.BytesIO(), sp.Stats()
     log = EventLog(file, "here")
     rounds = [
-        Round(0, "mtp", 3, 3, 2, 3, False, 0.5, 7, (0.5, 0.25, float("nan")), 1.5, 0.25),
+        Round(0, "mtp", 3, 3, 2, 3, False, 0.5, 7, (0.5, 0.25, float("nan")), 1.5, 0.25, "mtp"),
         Round(1, None, 0, 0, 0, 1, True, 0.25, 10),
     ]
     for round in rounds:
@@ -52,6 +52,7 @@ def test_a_line_is_a_round_and_all_up_to_it() -> None:
         "confidence": [0.5, 0.25, None],
         "predicted": 1.5,
         "plain_seconds": 0.25,
+        "asked": "mtp",
         "totals": {
             "rounds": 1,
             "tokens": 3,

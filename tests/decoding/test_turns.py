@@ -99,7 +99,7 @@ from tests import tiny
 
 folder, *names = sys.argv[1:]
 for name in names:
-    model = {**tiny.FAMILIES, **tiny.MORE}[name]()
+    model = {**tiny.FAMILIES, **tiny.MORE, **tiny.FOLDED}[name]()
     cache = load_prompt_cache(f"{folder}/{name}.safetensors")
     steps = generate_step(mx.array([33, 2, 18]), model, max_tokens=5, prompt_cache=cache)
     print(name, *[int(token) for token, _ in steps])

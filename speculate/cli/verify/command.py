@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SUMMARY: Final = "Check a model on this machine: is what is decoded with drafts what is promised?"
 EXAMPLE: Final = "speculate verify --model hybrid --draft draft --tokens 16"
 
-TOKENS: Final = 32
+TOKENS: Final = 24
 BUG: Final = 1
 STANDARD_OUTPUT: Final = "-"
 

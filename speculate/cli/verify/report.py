@@ -14,7 +14,7 @@ from speculate.testing.verify import Case, Difference, Result
 from speculate.testing.verify.results import Outcome, counted
 
 SHOWN: Final = 3
-"""Differences of a check that are told one by one."""
+"""Mistakes that a check found and that are told one by one."""
 
 
 @final
@@ -145,10 +145,12 @@ def _model(model: Verified) -> Iterator[str]:
     for check in model.checks:
         case = printable(f"{check.case:<{width}}")
         yield f"  {check.outcome:<9} {check.check:<10}  {case}  {check.figure}"
-        for difference in check.differences[:SHOWN]:
+        # Rounding is everywhere where it is at all: its places tell nothing.
+        wrong = [difference for difference in check.differences if difference.kind == "bug"]
+        for difference in wrong[:SHOWN]:
             yield f"    {printable(difference.line())}"
-        if len(check.differences) > SHOWN:
-            yield f"    and {len(check.differences) - SHOWN} more"
+        if len(wrong) > SHOWN:
+            yield f"    and {len(wrong) - SHOWN} more"
     if missing := model.planned - len(model.checks):
         yield f"  not made: {missing} of {model.planned} checks"
 

@@ -54,7 +54,8 @@ class Audited:
         """That they are not."""
         apart = abs(self.accepted - self.deserved)
         found, expected = (f"{list(ids)}" for ids in (self.online, self.offline))
-        detail = f"drafts {found}, {self.accepted} accepted; offline {expected}, {self.deserved}"
+        counts = f"{self.accepted} and {self.deserved} accepted"
+        detail = f"drafts {found}, offline {expected}: {counts}"
         return Difference(self.position, apart, None, kind, detail)
 
 
@@ -74,7 +75,7 @@ def acceptance_is_the_drafters_own(
     near = abs(accepted - deserved) <= _allowed(subject, deserved, drafted)
     wrong = [one for one in audited if not one.same]
     differences = [one.difference("numerics" if near else "bug") for one in wrong]
-    note = f"of {drafted} drafts {accepted} accepted, offline {deserved}"
+    note = f"{accepted} of {drafted} drafts accepted, offline {deserved}"
     return Result(len(audited), "rounds", differences, note)
 
 

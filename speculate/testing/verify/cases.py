@@ -49,7 +49,7 @@ class Case:
             return self._make()
         except Exception as error:
             detail = f"raised {type(error).__name__}: {error}"
-            return Result(0, "cases", [Difference(0, math.inf, None, "bug", detail)])
+            return Result(1, "runs", [Difference(0, math.inf, None, "bug", detail)])
 
 
 def cases(subject: Subject) -> list[Case]:
@@ -93,7 +93,7 @@ def _of_seeds(subject: Subject) -> Iterator[Case]:
     # Another seed than that of the texts.
     seed = subject.seed + 1
     make = partial(seed_gives_its_text, subject, seed)
-    yield Case("seed", f"seed {seed}, off, by each, in turn", make)
+    yield Case("seed", f"{seed}: off, by each, in turn", make)
 
 
 def _modes(subject: Subject) -> list[tuple[str, Sampling]]:

@@ -28,7 +28,8 @@ class Difference:
 
     Attributes:
         position: In the text, in tokens.
-        size: How far off: of logits, or between the scores of two tokens.
+        size: How far off: of logits, between the scores of two tokens, or in accepted drafts.
+            Infinite where there is no telling.
         ulps: The same in units in the last place of the logits' dtype; `None` where what
             differs is no logit.
         kind: What it means.
@@ -43,8 +44,13 @@ class Difference:
 
     def line(self) -> str:
         """For people."""
-        units = "" if self.ulps is None else f" ({self.ulps:.3g} ULP)"
-        return f"position {self.position}: {self.detail}: {self.size:.3g} apart{units}"
+        return f"position {self.position}: {self.detail}{self.apart(': ', ' apart')}"
+
+    def apart(self, before: str, behind: str = "") -> str:
+        """How far off, in words, between others; nothing where it is not a matter of how far."""
+        if self.ulps is None:
+            return ""
+        return f"{before}{self.size:.3g} ({self.ulps:.3g} ULP){behind}"
 
 
 @final
@@ -83,8 +89,7 @@ class Result:
             f"{counts[kind]} {words}" for kind, words in WORDS.items() if counts[kind]
         )
         worst = max(self.differences, key=lambda difference: difference.size)
-        units = "" if worst.ulps is None else f" ({worst.ulps:.3g} ULP)"
-        return f"{len(self.differences)} not equal ({kinds}), by up to {worst.size:.3g}{units}"
+        return f"{len(self.differences)} not equal ({kinds}){worst.apart(', by up to ')}"
 
 
 def counted(count: int, unit: str) -> str:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from benchmarks import regime
+from benchmarks.clock import counts_processor
+from benchmarks.grow import HYBRIDS, grown_hybrid
+from benchmarks.pair import Pair, grown_pair_draft
 from benchmarks.strategy import measured, simulation
-from benchmarks.strategy.gauge import Key
+from benchmarks.strategy.costs import measured as measured_costs
 from benchmarks.strategy.hindsight import OFF, Arm
 from benchmarks.strategy.machine import CURVES, DRAFT_TIMES
-from benchmarks.strategy.models import grown
 from benchmarks.strategy.recording import Recording, recordings
 from benchmarks.strategy.report import Entry, write
 from benchmarks.strategy.simulation import Bounds, Maker, Memory, Outcome
 
+Key = TypeVar("Key", int, str)
+
 FOLDER: Final = Path("build/benchmarks")
+REQUESTS: Final = 2
+"""Of each workload that are really decoded."""
+
+TOKENS: Final = 256
+"""Of each of them."""
+
 DRAWN: Final = ("adaptive, cold", "adaptive, shuffled", "mtp 3", "tiers, cold", "UCB1, cold")
 
 SIMULATED: Final[Sequence[tuple[str, Maker, Sequence[Memory]]]] = (
@@ -52,28 +63,34 @@ def _entry(
     return Entry(name, simulation.simulated(make, memory, requests, limits), name in DRAWN)
 
 
-def measure(folder: Path, requests: int, tokens: int) -> None:
-    """Decode requests on the grown models, and write what came out."""
-    chosen = [measured.shortened(one, tokens) for one in recordings() if one.request < requests]
-    models = grown()
-    costs = models.costs(chosen[0].prompt)
+def measure(folder: Path, *, quick: bool) -> None:
+    """Decode requests on grown models, and write what came out."""
+    hidden, layers = HYBRIDS[-1] if quick else HYBRIDS[0]
+    pair = Pair(grown_hybrid(hidden, layers)[0], grown_pair_draft())
+    chosen = [one for one in recordings() if one.request < (1 if quick else REQUESTS)]
+    costs = measured_costs(pair, chosen[0].prompt)
     unit = costs.forward[1]
     print(f"plain step {1000 * unit:.1f} ms; v", _relative(costs.forward, unit))
     print("c", _relative(costs.draft, unit), flush=True)
-    comparison = measured.Comparison(models, costs)
+    comparison = measured.Comparison(pair, costs)
     outcomes: dict[str, list[Outcome]] = {}
     for recording in chosen:
-        for name, outcome in comparison.run(recording).items():
+        found = comparison.run(measured.shortened(recording, TOKENS))
+        for name, outcome in found.items():
             outcomes.setdefault(name, []).append(outcome)
         _show_progress(outcomes)
     facts = {
-        "tokens": tokens,
+        "model": {"hidden": hidden, "layers": layers},
+        "tokens": TOKENS,
+        "load": os.getloadavg(),
+        "clock": "processor" if counts_processor() else "wall",
         "costs": costs,
         "survival": measured.survival(comparison.timed),
         "outcomes": outcomes,
     }
     entries = [Entry(name, found, drawn=True) for name, found in outcomes.items()]
-    write(entries, folder, "strategy-measured", "Grown bundled model", facts)
+    title = f"Bundled model grown to {hidden} x {layers}"
+    write(entries, folder, "strategy-measured", title, facts)
 
 
 def _relative(times: Mapping[Key, float], unit: float) -> dict[Key, float]:
@@ -93,14 +110,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time over that of the best fixed choice.")
     parser.add_argument("--simulate", action="store_true", help="replay recorded traces")
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder for JSON and PNG")
-    parser.add_argument("--requests", type=int, default=2, help="of each workload")
-    parser.add_argument("--tokens", type=int, default=256, help="of each request")
+    parser.add_argument("--quick", action="store_true", help="a smaller model, fewer requests")
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="one thread, by the processor's time: for a machine with other things to do",
+    )
     options = parser.parse_args()
     if options.simulate:
         simulate(options.output)
     else:
-        regime.enter()
-        measure(options.output, options.requests, options.tokens)
+        regime.enter(1 if options.busy else regime.THREADS)
+        measure(options.output, quick=options.quick)
 
 
 if __name__ == "__main__":

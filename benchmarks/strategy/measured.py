@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import final
+from typing import Literal, final
 
 import attrs
 
 import speculate as sp
+from benchmarks.clock import counts_processor
+from benchmarks.pair import Pair
+from benchmarks.strategy.decoded import Timed, decode, everyone, fixed
 from benchmarks.strategy.hindsight import ARMS, OFF, Arm, Best, fixed_times
 from benchmarks.strategy.machine import Machine
-from benchmarks.strategy.models import Models, Timed, decode
 from benchmarks.strategy.recording import Recording
 from benchmarks.strategy.simulation import START, Outcome
+from benchmarks.turns import in_turns
 from speculate.protocols import Costs, Strategy
 
 COLD, WARM = "adaptive, cold", "adaptive, warm"
@@ -23,13 +26,13 @@ class Comparison:
     """All strategies on one request after another.
 
     Args:
-        models: The models.
+        pair: The models.
         costs: Theirs.
         turns: How often each strategy decodes a request; every other time in reverse order.
     """
 
-    def __init__(self, models: Models, costs: Costs, turns: int = 2) -> None:
-        self._models = models
+    def __init__(self, pair: Pair, costs: Costs, turns: int = 2) -> None:
+        self._pair = pair
         self._costs = costs
         # One for each turn: none may see a request twice.
         self._warm = [self._adaptive() for _ in range(turns)]
@@ -39,20 +42,21 @@ class Comparison:
         """Decode a request with every strategy. The fixed ones are named by their proposers."""
         arms = {"off": OFF, **promising(recording, self._costs)}
         found: dict[str, list[Timed]] = {name: [] for name in (COLD, WARM, *arms)}
-        for turn in range(len(self._warm)):
-            for name in list(found)[:: -1 if turn % 2 else 1]:
-                strategy = self._strategy(name, arms, turn)
-                found[name].append(decode(self._models, recording, strategy))
+        for turn, name in in_turns(list(found), len(self._warm)):
+            strategy = self._strategy(name, arms, turn)
+            found[name].append(decode(self._pair, recording, strategy))
         self.timed.append((recording, found))
         return dict(_outcomes(recording, found, arms))
 
     def _strategy(self, name: str, arms: Mapping[str, Arm], turn: int) -> Strategy:
         if name in arms:
-            return self._models.fixed(arms[name])
+            return fixed(self._pair, arms[name])
         return self._warm[turn] if name == WARM else self._adaptive()
 
     def _adaptive(self) -> Strategy:
-        return sp.Adaptive(*self._models.proposers(), costs=self._costs)
+        # Where the wall's clock says nothing the strategy goes by what was measured.
+        clock: Literal["wall", "fixed"] = "fixed" if counts_processor() else "wall"
+        return sp.Adaptive(*everyone(self._pair), clock=clock, costs=self._costs)
 
 
 def promising(recording: Recording, costs: Costs) -> dict[str, Arm]:

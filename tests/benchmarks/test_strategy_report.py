@@ -9,9 +9,10 @@ import attrs
 import pytest
 
 import speculate as sp
+from benchmarks.pair import Pair
+from benchmarks.strategy.costs import measured
 from benchmarks.strategy.hindsight import OFF, Arm, Best
 from benchmarks.strategy.measured import COLD, WARM, Comparison, promising, shortened, survival
-from benchmarks.strategy.models import Models
 from benchmarks.strategy.recording import Recording, recordings
 from benchmarks.strategy.report import Entry, write
 from benchmarks.strategy.score import WORKLOADS, percentile, score
@@ -99,9 +100,12 @@ def test_promising_depths_follow_the_costs(short: list[Recording]) -> None:
 
 
 def test_a_comparison_decodes_with_everyone(short: list[Recording]) -> None:
-    models = Models(sp.load_demo()[0], sp.load_demo("draft")[0])
+    pair = Pair(sp.load_demo()[0], sp.load_demo("draft")[0])
     recording = shortened(short[0], TOKENS)
-    comparison = Comparison(models, models.costs(recording.prompt))
+    costs = measured(pair, recording.prompt)
+    assert set(costs.forward) == {1, 2, 3, 5, 9}
+    assert set(costs.draft) == {"mtp", "draft"}
+    comparison = Comparison(pair, costs)
     found = comparison.run(recording)
     assert list(found) == [COLD, WARM, "off", "best mtp", "best draft", "best lookup"]
     fixed_times = [found[name].time for name in found if name not in (COLD, WARM)]

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from speculate.backends.group import CacheGroup
 from speculate.backends.joining import group_of
-from speculate.testing.feeding import CacheKind, run
+from speculate.testing.kinds import CacheKind, run
 from tests.backends import test_kinds as kinds
 from tests.backends.driving import Caches
 

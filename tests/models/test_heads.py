@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from speculate.protocols import MTPHead
 from speculate.testing.suites import HeadTests
-from speculate.testing.toy import WIDTH, ToyHead
+from speculate.testing.toy import ToyHead
+from speculate.testing.toy_layers import WIDTH
 from tests import tiny
 from tests.decoding.heads import with_head
 

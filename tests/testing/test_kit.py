@@ -28,7 +28,7 @@ from speculate.testing.broken import at, law, require
 from speculate.testing.driving import Driven
 from speculate.testing.laws.models import whatever_is_rejected_leaves_no_trace
 from speculate.testing.suites import HeadTests, ModelTests
-from speculate.testing.toy import WIDTH
+from speculate.testing.toy_layers import WIDTH
 
 WITHOUT = """
 import sys

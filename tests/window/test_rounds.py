@@ -6,9 +6,9 @@ import pytest
 
 from speculate import speculation
 from speculate.testing.driving import Driven
+from speculate.testing.laws.cutting import a_cut_leaves_no_trace
 from speculate.testing.laws.models import (
     ROUNDS,
-    a_cut_leaves_no_trace,
     a_rewind_reaches_over_several_forwards,
     whatever_is_rejected_leaves_no_trace,
 )

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from speculate.models.adapter import StockAdapter
 from speculate.protocols import Rollbackable, SpeculativeModel
 from speculate.testing.driving import Driven
-from speculate.testing.laws import models as laws
+from speculate.testing.laws import cutting as laws
 from speculate.testing.laws.models import ROUNDS, whatever_is_rejected_leaves_no_trace
 from tests import tiny
 from tests.backends.driving import (

@@ -6,7 +6,7 @@ import pytest
 
 from speculate import speculation
 from speculate.testing.driving import Driven
-from speculate.testing.laws.models import a_cut_leaves_no_trace
+from speculate.testing.laws.cutting import a_cut_leaves_no_trace
 from tests import tiny
 from tests.backends.driving import (
     CUT_ANYWHERE,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-import mlx.core as mx
-
 from speculate.protocols import Rollbackable, Trimmable
 from speculate.testing.broken import law, require
-from speculate.testing.feeding import CacheKind, Fed
+from speculate.testing.feeding import Fed
+from speculate.testing.kinds import CacheKind
 
 PROMPTS: Final = (0, 1, 7, 12)
 """Tokens fed before: none, fewer than a conv window, around a window of 8 rows."""
@@ -156,57 +155,3 @@ def can_trim_tells_the_truth(kind: CacheKind) -> None:
 
 
 _SAYS: Final = "layer {} says that it can take back {} tokens, and that it is not trimmable"
-
-
-@law
-def starting_and_stopping_keep_the_content(kind: CacheKind) -> None:
-    """Again and again, wherever the text is."""
-    fed = Fed(kind, 7)
-    for width in (1, 3, 2, 8, 1):
-        fed.start()
-        fed.feed(width, 0)
-        fed.start()
-        fed.feed(0, width)
-        fed.trim(width)
-        fed.stop()
-        fed.feed(1)
-        fed.stop()
-    fed.feed(1)
-
-
-@law
-def a_checkpoint_returns_to_where_it_was_made(kind: CacheKind) -> None:
-    """Recording or not, from far behind, one inside another, and more than once."""
-    for recording in (False, True):
-        for prompt in (0, 1, 12, 90):
-            fed = Fed(kind, prompt)
-            for widths in ((1,), (5, 1), (80, 3), (1, 1, 1)):
-                if recording:
-                    fed.start()
-                outer = fed.mark()
-                for width in widths:
-                    fed.feed(0, width)
-                    mx.eval([cache.arrays() for cache in fed.caches])
-                inner = fed.mark()
-                fed.feed(0, 2)
-                fed.return_to(inner)
-                fed.return_to(outer)
-                fed.feed(0, 1)
-                fed.return_to(outer)
-                fed.feed(2)
-
-
-@law
-def a_forward_that_fails_leaves_no_trace(kind: CacheKind) -> None:
-    """Nothing of its block, in any layer, and what was recorded before can be taken back."""
-    for after in range(len(kind.layers) + 1):
-        for width in (1, 5, 30):
-            fed = Fed(kind, 12)
-            fed.fail(width, after)
-            fed.feed(2)
-            fed.start()
-            fed.fail(width, after)
-            fed.feed(0, 4)
-            fed.fail(width, after)
-            fed.trim(4)
-            fed.feed(2)

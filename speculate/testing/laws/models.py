@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, cast, final
+from typing import Final
 
 import mlx.core as mx
 
 from speculate.decoding.window import speculation
-from speculate.protocols import Rollbackable
 from speculate.testing.broken import at, law, require
-from speculate.testing.driving import Driven, Fed, compare, feed, refused
-from speculate.testing.feeding import PartFailedError
+from speculate.testing.driving import Driven, Fed, compare, feed
 
 PIECES: Final = (7, 1, 2, 3, 9, 4, 1, 1, 5, 6, 8, 33)
 ROTATED: Final = 1e-4
@@ -96,88 +94,6 @@ def a_rewind_reaches_over_several_forwards(
 
 
 @law
-def a_cut_leaves_no_trace(
-    driven: Driven, prompt: int = 12, widths: Iterable[int] = (1, 4), *, singly: bool = False
-) -> None:
-    """Blocks cut to every prefix by `trim`, layer by layer as mlx-lm does it.
-
-    For models of which every token can be taken back.
-
-    Args:
-        driven: The model.
-        prompt: Tokens fed before.
-        widths: Of the blocks.
-        singly: Feed a block token by token, so that records stack.
-    """
-    fed = Fed(driven, prompt)
-    for cache in fed.caches:
-        cache.start_speculation()
-    for width in widths:
-        for kept in range(width + 1):
-            for right, wrong in ((1, 0),) * kept + ((0, 1),) * (width - kept):
-                if singly:
-                    fed.feed(right, wrong)
-            if not singly:
-                fed.feed(kept, width - kept)
-            fed.trim(width - kept)
-    fed.feed(1)
-
-
-@law
-def a_block_is_cut_again_and_again(driven: Driven, prompt: int = 12) -> None:
-    """Bit by bit, and the text goes on from each of the places.
-
-    For models of which every token can be taken back.
-    """
-    for right in range(5):
-        fed = Fed(driven, prompt)
-        for cache in fed.caches:
-            cache.start_speculation()
-        fed.feed(right, 9 - right)
-        for n in (2, 1, 1):
-            fed.trim(n)
-            fed.feed(0, 1)
-            fed.trim(1)
-        fed.trim(5 - right)
-        fed.feed(2)
-
-
-@law
-def a_trim_is_exact_or_refused(driven: Driven) -> None:
-    """As mlx-lm's loops do it, layer by layer: nothing is trimmed that one layer could not."""
-    for prompt in (0, 12, 90):
-        fed = Fed(driven, prompt)
-        fed.feed(1)
-        for cache in fed.caches:
-            cache.start_speculation()
-        for width in (4, 1, 3):
-            fed.feed(0, width)
-        for n in (10_000, prompt + 10, -1, *(() if fed.can_trim(9) else (9,))):
-            with at(fed.rounds, fed.length):
-                for layer, cache in enumerate(fed.caches):
-                    require(refused(cache, n), f"layer {layer} took back {n}")
-        for n in (3, 1, 4):
-            with at(fed.rounds, fed.length):
-                require(fed.can_trim(n), f"the newest block of {n} cannot be taken back")
-            fed.trim(n)
-        fed.feed(2)
-
-
-@law
-def nothing_is_trimmed_where_nothing_is_recorded(driven: Driven) -> None:
-    """A generic caller must not trim attention and leave the recurrent state behind."""
-    fed = Fed(driven, 12)
-    possible = fed.can_trim(2)
-    for layer, cache in enumerate(fed.caches):
-        if not possible:
-            require(refused(cache, 2), f"layer {layer} took back what another could not")
-    if possible:
-        fed.trim(2)
-        fed.length -= 2
-    fed.feed(2)
-
-
-@law
 def leaving_a_window_takes_back_what_was_not_kept(driven: Driven) -> None:
     """Also by an exception, and also what was fed token by token."""
     for error in (None, ZeroDivisionError):
@@ -193,56 +109,3 @@ def leaving_a_window_takes_back_what_was_not_kept(driven: Driven) -> None:
         except ZeroDivisionError:
             pass
         fed.feed(3)
-
-
-@law
-def a_forward_that_fails_consumes_nothing(driven: Driven) -> None:
-    """Every layer is as before, in whichever layer it failed."""
-    layers = len(driven.model.make_cache())
-    for failing in {0, 1, layers // 2, layers - 1} & set(range(layers)):
-        fed = Fed(driven, 12)
-        for width in (1, 5):
-            _fail(fed, failing, width)
-        fed.feed(1)
-        with speculation(fed.caches) as window:
-            fed.feed(0, 3)
-            for width in (1, 5):
-                _fail(fed, failing, width)
-            window.keep(0)
-            fed.feed(2)
-            window.keep(2)
-        fed.feed(1)
-
-
-def _fail(fed: Fed, layer: int, width: int) -> None:
-    """A forward whose layer fails as soon as it reaches for its cache."""
-    caches: list[object] = [*fed.caches]
-    caches[layer] = OutOfReach(fed.caches[layer])
-    tokens = mx.array([fed.driven.wrong(fed.length, width)], dtype=mx.uint32)
-    with at(fed.rounds, fed.length):
-        try:
-            mx.eval(fed.driven.model.forward(tokens, caches).logits)
-        except PartFailedError:
-            return
-        require(False, f"layer {layer} did not use the cache that it was given")
-
-
-@final
-class OutOfReach:
-    """Stands for a cache, and fails when a layer writes to it."""
-
-    def __init__(self, cache: Rollbackable) -> None:
-        self._cache = cache
-
-    def __getattr__(self, name: str) -> object:
-        if name in ("update_and_fetch", "advance"):
-            raise PartFailedError
-        return cast(object, getattr(self._cache, name))
-
-    def __getitem__(self, index: int) -> object:
-        entry = cast(Sequence[object], self._cache)[index]
-        # A cache that holds several gives one of them.
-        return OutOfReach(entry) if isinstance(entry, Rollbackable) else entry
-
-    def __setitem__(self, index: int, value: object) -> None:
-        raise PartFailedError

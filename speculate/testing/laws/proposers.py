@@ -8,10 +8,11 @@ from typing import Final, cast
 
 import mlx.core as mx
 
-from speculate.protocols import Choice, Foresees, Verdict
+from speculate.protocols import Choice, Verdict
 from speculate.testing.broken import at, law, require
-from speculate.testing.feeding import PartFailedError
-from speculate.testing.telling import LENGTH, Telling, Told, Watching, checked, same_rows
+from speculate.testing.drafts import Watching, checked, same_rows
+from speculate.testing.kinds import PartFailedError
+from speculate.testing.telling import Telling, Told
 
 DEPTH: Final = 4
 OTHER: Final = "somebody else"
@@ -184,23 +185,3 @@ def a_failure_in_between_leaves_it_in_step(telling: Telling) -> None:
             told.proposer.settle()
         told.commit(2)
         _same_as_fresh(telling, told)
-
-
-@law
-def what_is_foreseen_depends_on_the_text_alone(telling: Telling) -> None:
-    """Of one that knows its drafts beforehand: the outlook, and what past ones were worth."""
-    found = []
-    for step in (1, 3, 7):
-        told = telling.fresh()
-        if not isinstance(told.proposer, Foresees):
-            return
-        told.read(20)
-        worth: dict[tuple[int, int], tuple[int, int]] = {}
-        while told.position < LENGTH - 10:
-            told.commit(min(step, LENGTH - 10 - told.position), Verdict(OTHER, step, step - 1))
-            for one in told.proposer.hindsight():
-                require(0 <= one.right <= one.compared, f"{one} has more right than compared")
-                compared, right = worth.get((one.kind, one.position), (0, 0))
-                worth[one.kind, one.position] = (compared + one.compared, right + one.right)
-        found.append((told.proposer.outlook(), worth))
-    require(found[0] == found[1] == found[2], "differs with the rounds in which the text came")

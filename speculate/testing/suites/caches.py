@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from speculate.backends.joining import join
 from speculate.protocols import Rollbackable
-from speculate.testing.feeding import CacheKind
+from speculate.testing.kinds import CacheKind
 from speculate.testing.laws import caches as laws
-from speculate.testing.laws import lending
+from speculate.testing.laws import grouping, lending, marking
 from speculate.testing.layers import Attention, Layer
 from speculate.testing.suites.machine import anything_in_any_order_leaves_the_text
 
@@ -84,13 +84,13 @@ class CacheTests(ABC):
         laws.can_trim_tells_the_truth(self.kind())
 
     def test_starting_and_stopping_keep_the_content(self) -> None:
-        laws.starting_and_stopping_keep_the_content(self.kind())
+        marking.starting_and_stopping_keep_the_content(self.kind())
 
     def test_a_checkpoint_returns_to_where_it_was_made(self) -> None:
-        laws.a_checkpoint_returns_to_where_it_was_made(self.kind())
+        marking.a_checkpoint_returns_to_where_it_was_made(self.kind())
 
     def test_a_forward_that_fails_leaves_no_trace(self) -> None:
-        laws.a_forward_that_fails_leaves_no_trace(self.kind())
+        marking.a_forward_that_fails_leaves_no_trace(self.kind())
 
     def test_mlx_lm_goes_on_where_a_cache_stopped(self) -> None:
         lending.mlx_lm_goes_on_where_a_cache_stopped(self.kind())
@@ -108,10 +108,10 @@ class CacheTests(ABC):
         lending.arrays_are_all_that_a_cache_holds(self.kind())
 
     def test_a_list_is_taken_back_together_or_not_at_all(self) -> None:
-        lending.a_list_is_taken_back_together_or_not_at_all(self.kind())
+        grouping.a_list_is_taken_back_together_or_not_at_all(self.kind())
 
     def test_a_late_cache_starts_at_its_position(self) -> None:
-        lending.a_late_cache_starts_at_its_position(self.kind())
+        grouping.a_late_cache_starts_at_its_position(self.kind())
 
     def test_anything_in_any_order_leaves_the_text(self) -> None:
         anything_in_any_order_leaves_the_text(self.kind())

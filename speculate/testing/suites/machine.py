@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from speculate.testing.broken import law
-from speculate.testing.feeding import CacheKind, Fed, Mark
+from speculate.testing.feeding import Fed, Mark
+from speculate.testing.kinds import CacheKind
 
 WIDTHS = st.integers(1, 9)
 RECORDED = 64

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from speculate.protocols import Proposer, SpeculativeModel, StockModel
 from speculate.testing.driving import Driven
-from speculate.testing.laws import adapters, models
+from speculate.testing.laws import adapters, cutting, failing, models
 from speculate.testing.lossless import assert_lossless
 
 
@@ -56,24 +56,24 @@ class ModelTests(ABC):
 
     def test_a_cut_leaves_no_trace(self) -> None:
         if not self.whole_blocks:
-            models.a_cut_leaves_no_trace(self.driven())
-            models.a_cut_leaves_no_trace(self.driven(), singly=True)
+            cutting.a_cut_leaves_no_trace(self.driven())
+            cutting.a_cut_leaves_no_trace(self.driven(), singly=True)
 
     def test_a_block_is_cut_again_and_again(self) -> None:
         if not self.whole_blocks:
-            models.a_block_is_cut_again_and_again(self.driven())
+            cutting.a_block_is_cut_again_and_again(self.driven())
 
     def test_a_trim_is_exact_or_refused(self) -> None:
-        models.a_trim_is_exact_or_refused(self.driven())
+        cutting.a_trim_is_exact_or_refused(self.driven())
 
     def test_nothing_is_trimmed_where_nothing_is_recorded(self) -> None:
-        models.nothing_is_trimmed_where_nothing_is_recorded(self.driven())
+        cutting.nothing_is_trimmed_where_nothing_is_recorded(self.driven())
 
     def test_leaving_a_window_takes_back_what_was_not_kept(self) -> None:
         models.leaving_a_window_takes_back_what_was_not_kept(self.driven())
 
     def test_a_forward_that_fails_consumes_nothing(self) -> None:
-        models.a_forward_that_fails_consumes_nothing(self.driven())
+        failing.a_forward_that_fails_consumes_nothing(self.driven())
 
     def test_mlx_lms_caches_are_adopted_and_given_back(self) -> None:
         adapters.mlx_lms_caches_are_adopted_and_given_back(self.driven())

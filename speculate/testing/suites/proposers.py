@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from speculate.protocols import Proposer, SpeculativeModel
+from speculate.testing.laws import foreseeing
 from speculate.testing.laws import proposers as laws
 from speculate.testing.lossless import assert_lossless
 from speculate.testing.telling import Telling
@@ -57,7 +58,7 @@ class ProposerTests(ABC):
         laws.a_failure_in_between_leaves_it_in_step(self.telling())
 
     def test_what_is_foreseen_depends_on_the_text_alone(self) -> None:
-        laws.what_is_foreseen_depends_on_the_text_alone(self.telling())
+        foreseeing.what_is_foreseen_depends_on_the_text_alone(self.telling())
 
     def test_it_changes_no_text(self) -> None:
         assert_lossless(self.target(), [self.make_proposer()], tokens=20, tolerance=self.tolerance)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from speculate.backends.member import GroupMember
-from speculate.backends.rows import check_trim
+from speculate.backends.offset import TrimsByOffset
 from speculate.protocols import Rollbackable
 from speculate.testing.suites import CacheTests
 
 
-class Rows(GroupMember, KVCache):
+class Rows(TrimsByOffset, KVCache):
     """Right, in the least code."""
 
     @classmethod
@@ -26,34 +24,6 @@ class Rows(GroupMember, KVCache):
         return cache
 
     source: Any = None
-
-    def length(self) -> int:
-        return int(self.offset)
-
-    def is_trimmable(self) -> bool:
-        return True
-
-    def can_trim(self, n: int, /) -> bool:
-        return 0 <= n <= self.length()
-
-    def trim(self, n: int, /) -> int:
-        check_trim(self, self.group(), n)
-        self.offset -= n
-        return n
-
-    def start_speculation(self) -> None:
-        """Records nothing."""
-
-    def stop_speculation(self) -> None:
-        """Recorded nothing."""
-
-    def checkpoint(self) -> Callable[[], None]:
-        offset = self.offset
-
-        def go_back() -> None:
-            self.offset = offset
-
-        return go_back
 
     def arrays(self) -> list[mx.array]:
         held: list[mx.array | None] = [self.keys, self.values]

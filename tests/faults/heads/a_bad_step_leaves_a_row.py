@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from speculate.errors import OptionError
 from speculate.protocols import Forward, Rollbackable
-from speculate.testing.toy import WIDTH
+from speculate.testing.toy_layers import WIDTH
 from tests.faults.heads.toys import Toy, ToyTests
 
 

@@ -6,7 +6,8 @@ import mlx.core as mx
 
 from speculate.protocols import Forward, MTPHead, Rollbackable
 from speculate.testing.suites import HeadTests
-from speculate.testing.toy import WIDTH, ToyHead
+from speculate.testing.toy import ToyHead
+from speculate.testing.toy_layers import WIDTH
 
 
 class Toy:

@@ -12,7 +12,7 @@ from tests.faults.models.toys import Toy, ToyTests
 
 class Broken(Toy):
     def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
-        return self.inner._walk(tokens, cache)
+        return self.toy._walk(tokens, cache)
 
 
 class Suite(ToyTests):

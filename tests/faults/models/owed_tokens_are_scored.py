@@ -18,7 +18,7 @@ class Broken(Toy):
         if group is None:
             return self.inner.forward(tokens, cache)
         with group.block(tokens) as fed:
-            return self.inner._walk(fed, cache)
+            return self.toy._walk(fed, cache)
 
     def make_cache(
         self, max_kv_size: int | None = None, *, position: int = 0

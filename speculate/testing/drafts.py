@@ -1,0 +1,62 @@
+"""How a proposer picks in a test, and whether what it drafts is a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast, final
+
+import mlx.core as mx
+
+from speculate.protocols import Choice, Draft, SpeculativeModel
+from speculate.testing.broken import BrokenLawError, require
+from speculate.testing.driving import distances
+
+
+def greedy(logits: mx.array, index: int) -> Choice:
+    """The most likely token."""
+    return Choice(mx.argmax(logits, axis=-1))
+
+
+@final
+class Watching:
+    """A greedy `choose` that remembers which logits it was shown.
+
+    Attributes:
+        rows: They, one for each draft.
+        indices: Which drafts they were for.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[mx.array] = []
+        self.indices: list[int] = []
+
+    def __call__(self, logits: mx.array, index: int, /) -> Choice:
+        self.rows.append(logits)
+        self.indices.append(index)
+        return greedy(logits, index)
+
+
+def checked(draft: Draft, depth: int, target: SpeculativeModel) -> list[int]:
+    """The ids of a draft, if it is one.
+
+    Raises:
+        BrokenLawError: It is too long, not of ids, or its laws are not one for each token.
+    """
+    tokens = draft.tokens
+    if tokens.ndim != 1 or not mx.issubdtype(tokens.dtype, mx.integer):
+        raise BrokenLawError(f"drafts {tokens.shape} {tokens.dtype}, and no row of ids")
+    ids = cast("list[int]", tokens.tolist())
+    require(len(ids) <= depth, f"drafts {len(ids)} tokens when at most {depth} were asked for")
+    require(all(0 <= id_ < target.vocab_size for id_ in ids), f"drafts {ids}, which are no ids")
+    laws = len(draft.laws)
+    require(laws in (0, len(ids)), f"gives {laws} laws for {len(ids)} tokens")
+    return ids
+
+
+def same_rows(found: Sequence[mx.array], expected: Sequence[mx.array], tolerance: float) -> bool:
+    """Whether the logits that were shown to `choose` are the same."""
+    if len(found) != len(expected):
+        return False
+    pairs = zip(found, expected, strict=True)
+    largest = max((cast(float, mx.abs(row).max().item()) for row in expected), default=0.0)
+    return all(max(distances(a, b)) <= tolerance * largest for a, b in pairs)

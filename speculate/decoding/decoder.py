@@ -12,7 +12,7 @@ import mlx.core as mx
 from speculate.decoding.drafting import Drafting
 from speculate.decoding.inputs import (
     check_list,
-    check_names,
+    check_model,
     check_strategy,
     checked_ids,
     checked_prompt,
@@ -87,6 +87,7 @@ class Decoder:
         observer: Observer | None = None,
         stream: mx.Stream | mx.ThreadLocalStream | None = None,
     ) -> None:
+        check_model(model)
         if strategy is None:
             heads = [] if model.head is None else [MTPChain()]
             strategy = Adaptive(*heads, PromptLookup())
@@ -113,7 +114,6 @@ class Decoder:
         self._session: Session | None = None
         self._pending: int | None = None
         self._running = False
-        check_names(strategy)
         for proposer in strategy.proposers:
             proposer.attach(model)
 

@@ -121,7 +121,10 @@ class Drafting:
             self._strategy.failed(proposer, error)
 
 
-def _checked(proposer: Proposer, draft: Draft, depth: int) -> Draft:
+def _checked(proposer: Proposer, draft: object, depth: int) -> Draft:
+    if not isinstance(draft, Draft):
+        kind = type(draft).__name__
+        raise SpeculateError(f"proposer '{proposer.name}' gave no Draft but a {kind}")
     tokens = draft.tokens
     if tokens.ndim != 1 or not mx.issubdtype(tokens.dtype, mx.integer):
         raise SpeculateError(

@@ -12,24 +12,30 @@ from speculate.errors import OptionError, PromptError
 from speculate.protocols import Strategy
 
 
-def check_strategy(strategy: object) -> None:
-    """Refuse what is no strategy, a bare proposer above all.
+def check_model(model: object) -> None:
+    """Refuse a model that nothing drives.
 
     Raises:
-        OptionError: It is none.
+        OptionError: It is one of mlx-lm's own.
+    """
+    # These are modules of MLX, which are dictionaries of their parts.
+    if isinstance(model, dict):
+        raise OptionError(
+            f"{type(model).__module__}.{type(model).__name__} is no model that can take tokens "
+            "back: wrap a model of mlx-lm, as speculate.adapt(model)"
+        )
+
+
+def check_strategy(strategy: object) -> None:
+    """Refuse what is no strategy, and proposers that the counters could not tell apart.
+
+    Raises:
+        OptionError: It is none, or two of its proposers share a name.
     """
     if not isinstance(strategy, Strategy):
         raise OptionError(
             f"{type(strategy).__name__} is no strategy: give one, as Fixed(proposer, depth=3)"
         )
-
-
-def check_names(strategy: Strategy) -> None:
-    """Refuse proposers that the counters could not tell apart.
-
-    Raises:
-        OptionError: Two share a name.
-    """
     names = [proposer.name for proposer in strategy.proposers]
     if len(set(names)) < len(names):
         raise OptionError(f"two proposers of one strategy share a name: {', '.join(names)}")

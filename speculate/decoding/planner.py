@@ -55,7 +55,11 @@ class Planner:
         remaining = self.remaining()
         left = None if remaining is None else remaining - pending
         if self._plan is None:
-            self._plan = self._setup.strategy.plan(left)
+            plan: object = self._setup.strategy.plan(left)
+            if not isinstance(plan, Plan):
+                kind = type(plan).__name__
+                raise SpeculateError(f"the strategy's plan() gave no Plan but a {kind}")
+            self._plan = plan
             if self._plan.depth < 0:
                 raise SpeculateError(f"the strategy planned {self._plan.depth} drafts")
         limits = [self._plan.depth, None if left is None else left - 1, room]

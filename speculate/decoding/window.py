@@ -39,7 +39,10 @@ class Window:
                 far. Every layer is checked first, and nothing was changed.
         """
         if not 0 <= m <= self.fed():
-            raise RewindError(f"cannot keep {m} tokens: {self.fed()} were fed")
+            raise RewindError(
+                f"cannot keep {m} tokens: {self.fed()} were fed since the kept point. Feed with "
+                "model.forward of a model from speculate.load or adapt, inside the block."
+            )
         plans = [group.plan_keep(m) for group in self._groups]
         for group, plan in zip(self._groups, plans, strict=True):
             group.apply_keep(m, plan)
@@ -66,6 +69,12 @@ def speculation(*caches: Sequence[object]) -> Iterator[Window]:
 @contextmanager
 def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
     """One list that records, and is back at its last kept point in the end."""
+    given: object = caches
+    if not isinstance(given, Sequence):
+        kind = type(given).__name__
+        raise OptionError(
+            f"speculation needs a list of caches, from model.make_cache(); got {kind}"
+        )
     group = group_of(caches)
     if group is None:
         with _adopted(caches) as adopted, _recorded(adopted) as group:

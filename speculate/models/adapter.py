@@ -117,6 +117,8 @@ class StockAdapter(ABC):
         Raises:
             OptionError: `tokens` is not one sequence of at least one token.
         """
+        if not isinstance(tokens, mx.array):
+            raise OptionError(f"forward takes an mx.array (1, T), got a {type(tokens).__name__}")
         if tokens.ndim != 2 or tokens.shape[0] != 1 or tokens.shape[1] < 1:
             raise OptionError(f"forward takes tokens of shape (1, T), T >= 1, got {tokens.shape}")
         group = group_of(cache)

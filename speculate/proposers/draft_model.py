@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from speculate.backends.group import CacheGroup
 from speculate.backends.joining import group_of
-from speculate.errors import CannotRewindError, SpeculateError
+from speculate.errors import CannotRewindError, OptionError, SpeculateError
 from speculate.proposers.vocabulary import check_vocabularies
 from speculate.protocols import (
     Choice,
@@ -47,6 +47,12 @@ class DraftModel:
         cache: list[Rollbackable] | None = None,
         name: str = "draft",
     ) -> None:
+        given: object = draft
+        if isinstance(given, dict):  # as every module of MLX is
+            raise OptionError(
+                f"{type(given).__module__}.{type(given).__name__} cannot draft: wrap a model of "
+                "mlx-lm, as DraftModel(speculate.adapt(model))"
+            )
         self._draft = draft
         self._name = name
         self._given = cache

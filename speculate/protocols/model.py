@@ -5,7 +5,7 @@ from typing import Literal
 
 import attrs
 import mlx.core as mx
-from typing_extensions import Protocol
+from typing_extensions import Protocol, runtime_checkable
 
 from speculate.protocols.cache import Rollbackable
 
@@ -67,6 +67,7 @@ class MTPHead(Protocol):
         """
 
 
+@runtime_checkable
 class SpeculativeModel(Protocol):
     """A causal language model whose caches can take tokens back.
 

@@ -64,6 +64,8 @@ class Sampling:
     mode: Mode = "coupled"
 
     def __attrs_post_init__(self) -> None:
+        whole = self.seed is None or isinstance(self.seed, int)
+        _require(whole, "seed must be a whole number or None", self.seed)
         _require(
             self.temperature == 0 or 1e-6 <= self.temperature < math.inf,
             "temperature must be 0 or from 1e-6 up",

@@ -10,6 +10,7 @@ from typing import Final, Literal, final
 
 from speculate.errors import OptionError
 from speculate.protocols import Costs, Plan, Proposer, Round
+from speculate.strategies.checking import check_proposer
 from speculate.strategies.contender import PLAIN, Contender, Offer
 from speculate.strategies.cost_store import CostStore, bucket, check_costs
 from speculate.strategies.timing import Timing
@@ -72,6 +73,8 @@ class Adaptive:
             costs = costs and check_costs(costs)
         except ValueError as error:
             raise OptionError(str(error)) from None
+        for proposer in proposers:
+            check_proposer(proposer)
         self._proposers = proposers
         self._contenders = [Contender(proposer) for proposer in proposers]
         self._free = {contender.name: contender.free for contender in self._contenders}

@@ -7,6 +7,7 @@ from typing import Final, final
 
 from speculate.errors import OptionError
 from speculate.protocols import Plan, Proposer, Round
+from speculate.strategies.checking import check_proposer
 
 MAX_DEPTH: Final = 48
 """Deepest draft. Caches record 64 tokens, and a block also feeds what was not fed yet."""
@@ -24,6 +25,7 @@ class Fixed:
     def __init__(self, proposer: Proposer, depth: int = 3) -> None:
         if not 0 <= depth <= MAX_DEPTH:
             raise OptionError(f"depth must be from 0 to {MAX_DEPTH}, got {depth}")
+        check_proposer(proposer)
         self._proposer = proposer
         self._depth = depth
 

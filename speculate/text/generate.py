@@ -79,6 +79,12 @@ def stream_generate(
     from mlx_lm.generate import generation_stream
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+    unknown = options.keys() - DecoderOptions.__annotations__.keys()
+    if unknown:
+        raise OptionError(
+            f"no option is called {', '.join(sorted(unknown))}: who drafts is said by strategy=, "
+            "how tokens are chosen by sampling=, and the others are Decoder's"
+        )
     if max_tokens == 0:
         raise OptionError("max_tokens must not be 0 (-1 for no limit)")
     if not isinstance(tokenizer, TokenizerWrapper):

@@ -1,0 +1,100 @@
+"""Mistakes that users make: each is answered with what is wrong and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+import pytest
+
+import speculate as sp
+from speculate.errors import OptionError, RewindError
+from speculate.protocols import Plan, Round
+from tests.decoding import kit
+
+MODEL = kit.get("qwen3_5").model
+
+
+class Planless:
+    """A strategy whose `plan` forgot to return."""
+
+    @property
+    def proposers(self) -> Sequence[sp.MTPChain]:
+        return ()
+
+    def plan(self, remaining: int | None, /) -> Plan:
+        return cast(Plan, None)
+
+    def observe(self, round: Round, /) -> None: ...
+
+
+class Lists:
+    """A proposer that drafts a list. Stands for another, as wrappers do."""
+
+    def __init__(self) -> None:
+        self._lookup = sp.PromptLookup()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lookup, name)
+
+    def propose(self, *_: object) -> list[int]:
+        return [1]
+
+
+def decode(strategy: Any) -> object:
+    return list(sp.Decoder(MODEL, strategy).generate(kit.PROMPT, 4))
+
+
+def keep_what_was_not_fed() -> None:
+    with sp.speculation(MODEL.make_cache()) as window:
+        window.keep(3)
+
+
+def enter(caches: Any) -> None:
+    with sp.speculation(caches):
+        pass
+
+
+STOCK: Any = kit.get("qwen3_5").stock
+CHAIN: Any = sp.MTPChain
+MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "a stock model": (lambda: sp.Decoder(STOCK), OptionError, r"speculate\.adapt\(model\)"),
+    "a stock draft": (lambda: sp.DraftModel(STOCK), OptionError, r"speculate\.adapt\(model\)"),
+    "a model drafts": (lambda: sp.Fixed(cast(Any, MODEL), 3), OptionError, "is no proposer"),
+    "a class": (lambda: sp.Fixed(CHAIN, 3), OptionError, "MTPChain is a class"),
+    "a list": (lambda: sp.Adaptive(cast(Any, [sp.MTPChain()])), OptionError, "one by one"),
+    "no plan": (lambda: decode(Planless()), sp.SpeculateError, "no Plan but a NoneType"),
+    "a list of drafts": (
+        lambda: decode(sp.Fixed(cast(Any, Lists()), 2)),
+        sp.SpeculateError,
+        "'lookup' gave no Draft but a list",
+    ),
+    "a seed": (lambda: sp.Sampling(seed=cast(Any, 1.5)), OptionError, "whole number"),
+    "a list of tokens": (
+        lambda: MODEL.forward(cast(Any, [[1]]), MODEL.make_cache()),
+        OptionError,
+        r"mx\.array \(1, T\)",
+    ),
+    "a model for caches": (lambda: enter(MODEL), OptionError, "make_cache"),
+    "nothing fed": (keep_what_was_not_fed, RewindError, "0 were fed .*model.forward"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named_with_its_remedy(name: str) -> None:
+    act, error, message = MISTAKES[name]
+    with pytest.raises(error, match=message):
+        act()
+
+
+def test_options_of_other_libraries_are_named() -> None:
+    model, tokenizer = sp.load_demo()
+    wrong: Any = {"draft_model": model}
+    with pytest.raises(OptionError, match=r"draft_model.*strategy="):
+        sp.generate(model, tokenizer, "a", **wrong)
+
+
+def test_arrays_of_the_wrong_shape_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"\(1, T\)"):
+        MODEL.forward(mx.array([1]), MODEL.make_cache())

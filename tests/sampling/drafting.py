@@ -44,7 +44,7 @@ TEMPERATURES: Final = (0.3, 0.7, 1.0, 1.5)
 PROMPT: Final = kit.PROMPT
 COUNT: Final = 20
 DEPTHS: Final = (1, 2, 3, 4, 5)
-WITH_HEAD: Final = {"qwen3_5", "qwen3_next", "qwen3_5_wrapped", "qwen3_5_moe"}
+WITH_HEAD: Final = {"qwen3_5", "qwen3_5_folded", "qwen3_next", "qwen3_5_wrapped", "qwen3_5_moe"}
 
 NAMES: Final = (
     *(f"mtp {depth}" for depth in DEPTHS),
@@ -89,7 +89,7 @@ def text_of(case: Case, count: int = COUNT) -> list[int]:
 @cache
 def cousin(family: str) -> SpeculativeModel:
     """Nearly the same model: a draft that is often right, and has caches of the same kind."""
-    module = tiny.FAMILIES[family]() if family in tiny.FAMILIES else tiny.MORE[family]()
+    module = kit.BUILDERS[family]()
     mx.random.seed(7)
 
     def shaken(weight: mx.array) -> mx.array:
@@ -97,7 +97,7 @@ def cousin(family: str) -> SpeculativeModel:
 
     module.update(cast("dict[str, object]", tree_map(shaken, module.parameters())))
     mx.eval(module.parameters())
-    return kit.adapted(module).model
+    return kit.adapted(module, recurrence=tiny.recurrence(family)).model
 
 
 def headed(case: Case, text: Sequence[int]) -> SpeculativeModel:

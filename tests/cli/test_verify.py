@@ -192,6 +192,18 @@ def test_another_vocabulary_is_refused(
     assert said.status == 2 and "speculate: error:" in said.err
 
 
+def test_a_draft_for_some_of_the_models_is_refused_before_anything_is_checked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = {name: get("shallow").model for name in ("hybrid", "draft")}
+    other = adapted(get("dense").module, vocabulary={f"<{n}>": n for n in range(64)}).model
+    mine = adapted(get("small_dense").module, vocabulary={str(n): n for n in range(64)}).model
+    found = {**models, "windowed": other, "mine": mine}
+    monkeypatch.setattr(command, "load_named", lambda name, head=None: (found[name], Words()))
+    monkeypatch.setattr(verify, "cases", lambda subject: pytest.fail("checked"))
+    assert run(capsys, "verify", "--draft", "mine").status == 2
+
+
 def test_what_does_not_run_here_is_no_bug(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,10 +15,11 @@ from speculate.loading import demo_prompt
 from speculate.sampling import coupled
 from speculate.sampling.options import Sampling
 from speculate.strategies.fixed import Fixed
-from speculate.testing import verify
+from speculate.testing import ToyHead, ToyModel, verify
 from speculate.testing.verify.plain import place
 from speculate.testing.verify.rounding import Rounding, ulp
 from speculate.testing.verify.texts import MOST, follow
+from tests import tiny
 from tests.cli.verifying import (
     TEXT,
     TOKENS,
@@ -52,6 +53,12 @@ def test_a_model_without_a_mistake_passes_every_check() -> None:
 def test_every_kind_of_cache_passes(name: str) -> None:
     found = verified(subject(get(name).model, tokens=3), "forward", "tails", "rewind", "text")
     assert not wrong(found) and {"NUMERICS"} not in outcomes(found).values()
+
+
+def test_a_model_that_drives_none_of_mlx_lms_is_compared_with_itself() -> None:
+    model = ToyModel(head=ToyHead(), vocab_size=tiny.VOCAB)
+    found = verified(subject(model, tokens=3))
+    assert outcomes(found) == {check: {"OK"} for check in ALL - {"forward"}}
 
 
 def test_a_forward_that_shifts_a_window_by_one() -> None:

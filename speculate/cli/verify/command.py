@@ -65,8 +65,10 @@ def run(args: argparse.Namespace) -> int:
     report = Report(tokens=args.tokens)
     try:
         with bars() as progress:
-            for name, draft in _models(args):
-                _verify(report, name, draft, args, progress)
+            # All at once: what cannot be loaded shows before anything was checked.
+            loaded = [(*names, _subject(*names, args)) for names in _models(args)]
+            for name, draft, subject in loaded:
+                _verify(report, name, draft, subject, progress)
     except KeyboardInterrupt:
         report.interrupted = True
     _write(report, args.json)
@@ -87,14 +89,13 @@ def _models(args: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
 
 
 def _verify(
-    report: Report, name: str, draft: str | None, args: argparse.Namespace, progress: Progress
+    report: Report, name: str, draft: str | None, subject: Subject, progress: Progress
 ) -> None:
     """Make all checks of one model, and note what they find."""
     from speculate.cli.verify.described import described
     from speculate.cli.verify.report import Checked
     from speculate.testing.verify import cases
 
-    subject = _subject(name, draft, args)
     task = progress.add_task(f"{name}: rounding", total=None)
     verified = described(name, draft, subject)
     report.models.append(verified)

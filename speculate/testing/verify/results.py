@@ -83,7 +83,7 @@ class Result:
 
     def _differing(self) -> str:
         if not self.differences:
-            return "all equal"
+            return "all equal" if self.compared else "nothing to compare"
         counts = Counter(difference.kind for difference in self.differences)
         kinds = ", ".join(
             f"{counts[kind]} {words}" for kind, words in WORDS.items() if counts[kind]

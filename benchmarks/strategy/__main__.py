@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 from benchmarks import regime
-from benchmarks.clock import counts_processor
 from benchmarks.grow import HYBRIDS, grown_hybrid
 from benchmarks.pair import Pair, grown_pair_draft
+from benchmarks.report import RESULTS, Options
 from benchmarks.strategy import measured, simulation
 from benchmarks.strategy.costs import measured as measured_costs
 from benchmarks.strategy.hindsight import OFF, Arm
@@ -22,7 +21,6 @@ from benchmarks.strategy.simulation import Bounds, Maker, Memory, Outcome
 
 Key = TypeVar("Key", int, str)
 
-FOLDER: Final = Path("build/benchmarks")
 REQUESTS: Final = 2
 """Of each workload that are really decoded."""
 
@@ -40,7 +38,7 @@ SIMULATED: Final[Sequence[tuple[str, Maker, Sequence[Memory]]]] = (
 )
 
 
-def simulate(folder: Path) -> None:
+def simulate(options: Options) -> None:
     """Replay recorded requests, and write what came out."""
     requests = recordings()
     limits = simulation.bounds(requests)
@@ -54,7 +52,7 @@ def simulate(folder: Path) -> None:
         outcomes = simulation.fixed(arm, requests, limits)
         entries.append(Entry(str(arm), outcomes, str(arm) in DRAWN))
     facts = {"curves": CURVES, "draft_times": DRAFT_TIMES, "clocks": simulation.CLOCKS}
-    write(entries, folder, "strategy-simulated", "Recorded traces, four cost curves", facts)
+    write(entries, options, "strategy-simulated", "Recorded traces, four cost curves", facts)
 
 
 def _entry(
@@ -63,11 +61,11 @@ def _entry(
     return Entry(name, simulation.simulated(make, memory, requests, limits), name in DRAWN)
 
 
-def measure(folder: Path, *, quick: bool) -> None:
+def measure(options: Options) -> None:
     """Decode requests on grown models, and write what came out."""
-    hidden, layers = HYBRIDS[-1] if quick else HYBRIDS[0]
+    hidden, layers = HYBRIDS[-1] if options.quick else HYBRIDS[0]
     pair = Pair(grown_hybrid(hidden, layers)[0], grown_pair_draft())
-    chosen = [one for one in recordings() if one.request < (1 if quick else REQUESTS)]
+    chosen = [one for one in recordings() if one.request < (1 if options.quick else REQUESTS)]
     costs = measured_costs(pair, chosen[0].prompt)
     unit = costs.forward[1]
     print(f"plain step {1000 * unit:.1f} ms; v", _relative(costs.forward, unit))
@@ -82,15 +80,13 @@ def measure(folder: Path, *, quick: bool) -> None:
     facts = {
         "model": {"hidden": hidden, "layers": layers},
         "tokens": TOKENS,
-        "load": os.getloadavg(),
-        "clock": "processor" if counts_processor() else "wall",
         "costs": costs,
         "survival": measured.survival(comparison.timed),
         "outcomes": outcomes,
     }
     entries = [Entry(name, found, drawn=True) for name, found in outcomes.items()]
     title = f"Bundled model grown to {hidden} x {layers}"
-    write(entries, folder, "strategy-measured", title, facts)
+    write(entries, options, "strategy-measured", title, facts)
 
 
 def _relative(times: Mapping[Key, float], unit: float) -> dict[Key, float]:
@@ -109,19 +105,20 @@ def main() -> None:
     """Run one of the two, print a table, and write JSON and a plot."""
     parser = argparse.ArgumentParser(description="Time over that of the best fixed choice.")
     parser.add_argument("--simulate", action="store_true", help="replay recorded traces")
-    parser.add_argument("--output", type=Path, default=FOLDER, help="folder for JSON and PNG")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for JSON and PNG")
     parser.add_argument("--quick", action="store_true", help="a smaller model, fewer requests")
     parser.add_argument(
         "--busy",
         action="store_true",
         help="one thread, by the processor's time: for a machine with other things to do",
     )
-    options = parser.parse_args()
-    if options.simulate:
-        simulate(options.output)
+    given = parser.parse_args()
+    options = Options(given.quick, given.output)
+    if given.simulate:
+        simulate(options)
     else:
-        regime.enter(1 if options.busy else regime.THREADS)
-        measure(options.output, quick=options.quick)
+        regime.enter(1 if given.busy else regime.THREADS)
+        measure(options)
 
 
 if __name__ == "__main__":

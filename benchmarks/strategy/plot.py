@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks.picture import COLOURS
 from benchmarks.strategy.score import WORKLOADS, Score
 
 TOP: Final = 1.8
@@ -29,7 +30,9 @@ def draw(scores: Sequence[tuple[str, Score]], title: str, path: Path) -> None:
     for index, (name, score) in enumerate(scores):
         heights = [score.workloads[workload] for workload in WORKLOADS]
         places = [place + (index + 0.5) * width - 0.43 for place in range(len(WORKLOADS))]
-        axes.bar(places, [min(height, TOP) for height in heights], width * 0.92, label=name)
+        tops = [min(height, TOP) for height in heights]
+        colour = COLOURS[index % len(COLOURS)]
+        axes.bar(places, tops, width * 0.92, label=name, color=colour)
         for place, height in zip(places, heights, strict=True):
             at = min(height, TOP) + 0.01
             axes.text(place, at, f"{height:.2f}", ha="center", va="bottom", fontsize=6)

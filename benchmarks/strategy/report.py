@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import final
 
 import attrs
 
-from benchmarks import regime
+from benchmarks.report import Options, save
 from benchmarks.strategy.plot import draw
 from benchmarks.strategy.score import GOALS, score
 from benchmarks.strategy.simulation import Outcome
@@ -34,32 +31,26 @@ class Entry:
 
 
 def write(
-    entries: Sequence[Entry], folder: Path, name: str, title: str, facts: Mapping[str, object]
+    entries: Sequence[Entry],
+    options: Options,
+    name: str,
+    title: str,
+    facts: Mapping[str, object],
 ) -> None:
     """Print a table, and write `name.json` and `name.png`.
 
     Args:
         entries: The strategies.
-        folder: Where the files go.
+        options: How this ran.
         name: Of the files.
         title: Of the plot.
         facts: What else the JSON file is to hold.
     """
-    print(table((entry.name, score(entry.outcomes)) for entry in entries))
-    print("* misses its goal")
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {
-        "command": " ".join(["python", *sys.orig_argv[1:]]),
-        "environment": regime.environment(),
-        **facts,
-        "goals": GOALS,
-        "strategies": {entry.name: _scores(entry.outcomes) for entry in entries},
-    }
-    text = json.dumps(record, indent=1, default=attrs.asdict)
-    (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    scores = [(entry.name, score(entry.outcomes)) for entry in entries]
+    strategies = {entry.name: _scores(entry.outcomes) for entry in entries}
+    save(options, name, [table(scores)], {**facts, "goals": GOALS, "strategies": strategies})
     drawn = [(entry.name, score(entry.outcomes)) for entry in entries if entry.drawn]
-    draw(drawn, title, folder / f"{name}.png")
-    print(f"written: {folder / name}.json and .png")
+    draw(drawn, title, options.folder / f"{name}.png")
 
 
 def _scores(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:

@@ -10,6 +10,7 @@ import pytest
 
 import speculate as sp
 from benchmarks.pair import Pair
+from benchmarks.report import Options
 from benchmarks.strategy.costs import measured
 from benchmarks.strategy.hindsight import OFF, Arm, Best
 from benchmarks.strategy.measured import COLD, WARM, Comparison, promising, shortened, survival
@@ -73,13 +74,15 @@ def test_files_and_table_say_what_missed_its_goal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcomes = [outcome(name, 50.0 if name == "mixed" else 52.0) for name in WORKLOADS]
-    write([Entry("mine", outcomes, drawn=True)], tmp_path, "try", "Title", {"fact": OFF})
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("mine"))
+    write(
+        [Entry("mine", outcomes, drawn=True)], Options(True, tmp_path), "try", "Title", {"f": OFF}
+    )
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| mine"))
     cells = "1.040* 1.040* 1.040* 1.000 1.040* 1.040 0.520 1.290*"
-    assert line.split()[1:] == cells.split()
+    assert line.replace("|", "").split()[1:] == cells.split()
     record = json.loads((tmp_path / "try.json").read_text(encoding="utf-8"))
     assert record["strategies"]["mine"]["all"]["mixed"] == 1.0
-    assert record["fact"] == {"proposer": None, "depth": 0}
+    assert record["f"] == {"proposer": None, "depth": 0}
     assert (tmp_path / "try.png").read_bytes().startswith(b"\x89PNG")
 
 

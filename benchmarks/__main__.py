@@ -14,7 +14,7 @@ from typing import Final
 
 from benchmarks.report import RESULTS
 
-ALL: Final = ("roofline", "dense", "heads", "efficiency", "grown", "rejection", "memory")
+ALL: Final = ("roofline", "dense", "heads", "efficiency", "grown", "rejection", "idle", "memory")
 
 
 def main() -> int:
@@ -22,11 +22,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few repeats and small models")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for JSON and PNG")
     parser.add_argument("--busy", action="store_true", help="by the processor's time")
+    parser.add_argument("--short", action="store_true", help="one prompt of a kind, one model")
     given = parser.parse_args()
     failed = []
     for name in ALL:
         began = time.perf_counter()
-        flags = [flag for flag in ("quick", "busy") if getattr(given, flag)]
+        flags = [flag for flag in ("quick", "busy", "short") if getattr(given, flag)]
         options = [f"--{flag}" for flag in flags if name != "roofline"]
         command = [sys.executable, "-m", f"benchmarks.{name}", *options, "--output", given.output]
         if subprocess.run(command, check=False).returncode:

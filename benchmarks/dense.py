@@ -123,15 +123,15 @@ def texts_table(pair: Pair, found: dict[str, Comparison]) -> report.Table:
 def main() -> None:
     options = report.options(__doc__)
     draft, tokenizer = sp.load_demo("draft")
-    count = 1 if options.quick else PROMPTS
+    count = options.some(PROMPTS)
     texts = {kind: prompts(tokenizer, kind, PROMPT, count) for kind in KINDS}
     tables, panels, data = [], [], dict[str, object]()
     for size in DENSE[1:] if options.quick else DENSE:
         pair = Pair(grown_draft(*size)[0], draft)
         report.progress(f"target of {pair.title}")
         mixed = [prompt for kind in KINDS for prompt in texts[kind]]
-        found = by_rounds(pair, mixed, 2 if options.quick else TURNS)
-        tokens = 48 if options.quick else TOKENS
+        found = by_rounds(pair, mixed, options.some(TURNS, 2 if options.quick else 5))
+        tokens = options.some(TOKENS, 64)
         whole = {kind: by_texts(pair, texts[kind], tokens) for kind in KINDS}
         tables += [rounds_table(pair, found), texts_table(pair, whole)]
         data[pair.title] = {"over mlx-lm": found, "whole texts": whole}

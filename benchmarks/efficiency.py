@@ -156,20 +156,20 @@ def efficiency(repeats: Sequence[Found]) -> Spread:
 
 def main() -> None:
     options = report.options(__doc__)
-    sizes = ((768, 12),) if options.quick else HYBRIDS[:2]
+    sizes = HYBRIDS[2:] if options.quick else HYBRIDS[: options.some(2)]
     tables, data, panels = [], {}, []
     draft = grown_pair_draft()
     for hidden, layers in sizes:
         size = f"hidden {hidden}, {layers} layers"
         target, tokenizer = grown_hybrid(hidden, layers)
-        count = 1 if options.quick else PROMPTS
+        count = options.some(PROMPTS)
         texts = [
             prompt
             for kind in ("code", "prose")
             for prompt in prompts(tokenizer, kind, PROMPT, count)
         ]
         report.progress(size)
-        found = measure(Pair(target, draft), texts, 2 if options.quick else TURNS)
+        found = measure(Pair(target, draft), texts, options.some(TURNS, 2 if options.quick else 5))
         tables.append(report.Table(f"Harness efficiency, {size}", [*rows_of(found)]))
         data[size] = {
             name: [attrs.asdict(one) for one in repeats] for name, repeats in found.items()

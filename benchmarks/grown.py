@@ -80,20 +80,22 @@ def main() -> None:
     options = report.options(__doc__)
     draft = grown_pair_draft()
     tables, panels, data = [], [], dict[str, object]()
-    for size in HYBRIDS[2:] if options.quick else HYBRIDS[:2]:
+    for size in HYBRIDS[2:] if options.quick else HYBRIDS[: options.some(2)]:
         title = f"hidden {size[0]}, {size[1]} layers"
         report.progress(title)
         target, tokenizer = grown_hybrid(*size)
         pair = Pair(target, draft)
         near = {}
         for kind in KINDS:
-            texts = prompts(tokenizer, kind, CONTEXT, 1 if options.quick else PROMPTS[size[0]])
-            near[kind] = compare(measured(ways(pair)), texts, 24 if options.quick else TOKENS)
+            texts = prompts(tokenizer, kind, CONTEXT, options.some(PROMPTS[size[0]]))
+            near[kind] = compare(
+                measured(ways(pair)), texts, options.some(TOKENS, 24 if options.quick else 48)
+            )
         tables.append(near_table(title, near))
         data[title] = {"near": near}
         panels.append(_panel(title, near))
         if size != HYBRIDS[1]:
-            contexts = FAR[:1] if options.quick else FAR
+            contexts = FAR[: options.some(2)]
             far = {
                 f"{kind}, {context}": behind(pair, prompts(tokenizer, kind, context, 1)[0], TURNS)
                 for context in contexts

@@ -103,8 +103,8 @@ def round_costs(rates: Rates, rounds: Mapping[str, float]) -> report.Table:
 def main() -> None:
     options = report.options(__doc__)
     model, tokenizer = grown_hybrid(*HYBRIDS[2])
-    texts = prompts(tokenizer, "code", PROMPT, 1 if options.quick else PROMPTS)
-    tokens = 24 if options.quick else TOKENS
+    texts = prompts(tokenizer, "code", PROMPT, options.some(PROMPTS, 1 if options.quick else 2))
+    tokens = options.some(TOKENS, 24 if options.quick else 48)
     with TemporaryDirectory() as place, mlx_vlm(*save_grown(model, Path(place))) as peer:
         found = compare(ways(model, peer), texts, tokens)
     rates = found.rates

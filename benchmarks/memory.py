@@ -87,7 +87,7 @@ def main() -> None:
     options = report.options(__doc__)
     model, tokenizer = sp.load_demo("hybrid")
     prompt = tokenizer.encode("class Calendar:\n    def ")[:PROMPT]
-    tokens, every = (1_000, 250) if options.quick else (TOKENS, EVERY)
+    tokens, every = (options.some(TOKENS, 1_000), options.some(EVERY, 250))
     found = samples(model, prompt, tokens, every)
     rows = [["tokens", "in use, MB", "of it KV rows, MB", "the rest, MB", "peak, MB"]]
     rows += [

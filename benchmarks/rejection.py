@@ -127,12 +127,12 @@ def main() -> None:
     rows = [["", "round, ms", "target back, us", "head back, us", "share", "operations", "bytes"]]
     lines: dict[str, dict[str, Spread]] = {}
     data = dict[str, object]()
-    for hidden, layers in HYBRIDS[2:] if options.quick else HYBRIDS[:2]:
+    for hidden, layers in HYBRIDS[2:] if options.quick else HYBRIDS[: options.some(2)]:
         model, tokenizer = grown_hybrid(hidden, layers)
         name = f"hidden {hidden}, {layers} layers"
         report.progress(name)
-        texts = prompts(tokenizer, "code", PROMPT, 2 if options.quick else REPEATS)
-        rounds = 8 if options.quick else ROUNDS
+        texts = prompts(tokenizer, "code", PROMPT, options.some(REPEATS, 2))
+        rounds = options.some(ROUNDS, 8)
         found = [engine(model, text, rounds) for text in texts]
         back = [target(model, text, rounds) for text in texts]
         shares = [

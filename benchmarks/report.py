@@ -26,10 +26,17 @@ class Options:
     Attributes:
         quick: Few repeats and the smallest models: whether it works, not how fast.
         folder: Where JSON and pictures go.
+        short: Half an hour's worth on a machine that has other things to do: one prompt of a
+            kind, and the first of several large models.
     """
 
     quick: bool
     folder: Path
+    short: bool = False
+
+    def some(self, many: int, few: int = 1) -> int:
+        """So many repeats, or few of them."""
+        return few if self.quick or self.short else many
 
 
 @final
@@ -62,9 +69,10 @@ def options(description: str | None) -> Options:
         action="store_true",
         help="one thread, by the processor's time: for a machine with other things to do",
     )
+    parser.add_argument("--short", action="store_true", help="one prompt of a kind, one model")
     given = parser.parse_args()
     regime.enter(1 if given.busy else regime.THREADS)
-    return Options(given.quick, given.output)
+    return Options(given.quick, given.output, given.short)
 
 
 def save(options: Options, name: str, tables: Sequence[Table], data: Mapping[str, object]) -> None:
@@ -83,6 +91,7 @@ def save(options: Options, name: str, tables: Sequence[Table], data: Mapping[str
         "load": os.getloadavg(),
         "clock": "processor" if counts_processor() else "wall",
         "quick": options.quick,
+        "short": options.short,
         **data,
         "tables": {table.title: [*map(list, table.rows)] for table in tables},
     }

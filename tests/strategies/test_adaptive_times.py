@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from speculate.protocols import Round
+from speculate.protocols import Costs, Round
 from speculate.strategies.adaptive import FORGOTTEN, Adaptive
 from speculate.strategies.cost_store import CostStore
 from tests.strategies.world import FLAT, PLAIN, STEEP, Guesser, World
@@ -150,7 +150,7 @@ def test_plain_decoding_is_timed_now_and_then_in_any_case(seed: int) -> None:
     world = World(guesser, seed=seed)
     costs = world.costs()
     wrong = {rows: time * 1.5 if rows == 1 else time for rows, time in costs.forward.items()}
-    strategy = Adaptive(guesser, costs=type(costs)(0, wrong, costs.draft))
+    strategy = Adaptive(guesser, costs=Costs(0, wrong, costs.draft))
     rounds = world.run(strategy, 2000)
     assert strategy.plain_seconds == pytest.approx(PLAIN, rel=0.06)
     assert world.share(rounds[-800:]) > 0.97
@@ -186,12 +186,13 @@ def test_unknown_costs_begin_with_one_plain_round_and_are_learned(seed: int) -> 
     assert strategy.plain_seconds == pytest.approx(PLAIN, rel=0.1)
 
 
-def test_a_fixed_clock_hears_of_no_time() -> None:
+@pytest.mark.parametrize("costs", [None, Costs(0, {1: PLAIN, 9: 2 * PLAIN}, {"mtp": 0.002})])
+def test_a_fixed_clock_hears_of_no_time(costs: Costs | None) -> None:
     found = []
     for pace, noise in ((1.0, 0.0), (7.0, 0.5)):
         guesser = Guesser("mtp", 0.1 * pace, 0.8)
         world = World(guesser, noise=noise)
-        strategy = Adaptive(guesser, clock="fixed")
+        strategy = Adaptive(guesser, clock="fixed", costs=costs)
         found.append(plans(world.run(strategy, 300)))
         world.pace, world.disturbed = PLAIN * pace, dict.fromkeys(range(0, 900, 7), 9.0)
         guesser.step = 0.4

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from speculate.protocols import Costs
-from speculate.strategies.timing import CHECKS, LASTING, RECHECKED, Timing, interpolated
+from speculate.strategies.timing import CHECKS, LASTING, OUTDATED, RECHECKED, Timing, interpolated
 from speculate.strategies.trials import MOST, SHARE, START, Trials
 
 COSTS: Final = Costs(0, {1: 0.02, 2: 0.022, 4: 0.03, 8: 0.06}, {"mtp": 0.002})
@@ -45,6 +45,22 @@ def test_times_come_from_the_table_at_first() -> None:
     assert found.of("lookup")[:3] == pytest.approx([1.0, 1.1, 1.3])
     assert found.plain_seconds == 0.02
     assert not found.doubts_plain()
+
+
+def test_more_rows_never_take_less_whatever_was_measured() -> None:
+    # Along a straight line five rows would take no time at all.
+    found = Timing(Costs(0, {1: 0.02, 3: 0.01}, {}), {"lookup": True}, 12)
+    assert found.of("lookup") == [1.0] * 13
+
+
+def test_after_a_long_pause_one_round_shows_what_somebody_takes_now() -> None:
+    found = timing()
+    draft(found, [0.24] * 9)
+    assert found.of("mtp")[1] == pytest.approx(12.0)
+    for _ in range(OUTDATED):
+        found.observe_plain(0.02)
+    draft(found, [0.024])
+    assert found.of("mtp")[:3] == pytest.approx([1.0, 1.2, 1.5])
 
 
 def test_a_table_of_another_day_is_checked_and_one_of_now_is_not() -> None:

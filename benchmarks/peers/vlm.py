@@ -11,11 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Final, final
 
-from benchmarks.regime import ROOT
+from platformdirs import user_cache_path
+
 from benchmarks.texts import Decoded
 
 VERSION: Final = "0.7.10"
-PLACE: Final = ROOT / ".cache" / "peers" / f"mlx-vlm-{VERSION}"
+PLACE: Final = user_cache_path("speculate") / "peers" / f"mlx-vlm-{VERSION}"
 WORKER: Final = Path(__file__).with_name("vlm_worker.py")
 
 

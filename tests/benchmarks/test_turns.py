@@ -60,7 +60,8 @@ def test_a_rotation_gives_each_choice_its_rounds_and_leaves_out_the_first() -> N
     while not rotation.done:
         plan = rotation.plan(None)
         depths.append(plan.depth)
-        rotation.observe(Round(len(depths), plan.proposer and "lookup", plan.depth, 0, 0, 1, False))
+        name = "lookup" if plan.proposer else None
+        rotation.observe(Round(len(depths), name, plan.depth, 0, 0, 1, False))
     assert rotation.proposers == [lookup]
     assert depths[: 4 * ROUNDS] == [0] * ROUNDS + [2] * 2 * ROUNDS + [0] * ROUNDS
     assert {name: len(of) for name, of in rotation.rounds.items()} == {

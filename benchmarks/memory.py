@@ -87,7 +87,10 @@ def main() -> None:
     options = report.options(__doc__)
     model, tokenizer = sp.load_demo("hybrid")
     prompt = tokenizer.encode("class Calendar:\n    def ")[:PROMPT]
-    tokens, every = (options.some(TOKENS, 1_000), options.some(EVERY, 250))
+    tokens, every = (
+        options.some(TOKENS, 1_000 if options.quick else 4_000),
+        options.some(EVERY, 250),
+    )
     found = samples(model, prompt, tokens, every)
     rows = [["tokens", "in use, MB", "of it KV rows, MB", "the rest, MB", "peak, MB"]]
     rows += [

@@ -49,6 +49,7 @@ def ways(model: SpeculativeModel, peer: MLXVLM) -> dict[str, Measured]:
     """All that take turns."""
     found = {
         PLAIN: contestants.stock_plain(model),
+        "ours off": contestants.ours(model, sp.Off),
         "ours adaptive": contestants.ours(model, lambda: sp.Adaptive(sp.MTPChain())),
     }
     blocks: dict[str, Measured] = {"vlm plain": theirs(peer, None)}
@@ -85,6 +86,7 @@ def bests(rates: Rates) -> dict[str, Spread]:
         f"{mine} / {whole}": ratio(rates, mine, whole),
         f"ours adaptive / {default}": ratio(rates, "ours adaptive", default),
         f"ours adaptive / {mine}": ratio(rates, "ours adaptive", mine),
+        "ours without drafts / mlx-lm plain": ratio(rates, "ours off", PLAIN),
         "mlx-vlm plain / mlx-lm plain": ratio(rates, "vlm plain", PLAIN),
     }
 

@@ -32,7 +32,7 @@ class Table:
     def __init__(self, seed: int = 1, vocab_size: int = 8) -> None:
         self.vocab_size = vocab_size
         key = mx.random.key(seed)
-        self.logits = 1.5 * mx.random.normal((vocab_size, vocab_size), key=key)
+        self.logits: mx.array = 1.5 * mx.random.normal((vocab_size, vocab_size), key=key)
 
     def rows(self, tokens: mx.array) -> mx.array:
         """Logits `(T, vocabulary)` behind each of some tokens `(T,)`."""

@@ -86,7 +86,7 @@ class Driven:
         self.model = model
         self.stock = stock
         self.tolerance = tolerance
-        self.text = [dice.randrange(model.vocab_size) for _ in range(length)]
+        self.text: list[int] = [dice.randrange(model.vocab_size) for _ in range(length)]
         self._oracle = oracle or self._cold_prefill
         self._expected: mx.array | None = None
 
@@ -132,9 +132,9 @@ class Fed:
 
     def __init__(self, driven: Driven, prompt: int = 0) -> None:
         self.driven = driven
-        self.caches = driven.model.make_cache()
-        self.length = 0
-        self.rounds = 0
+        self.caches: list[Rollbackable] = driven.model.make_cache()
+        self.length: int = 0
+        self.rounds: int = 0
         if prompt:
             self.feed(prompt)
 

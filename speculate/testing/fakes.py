@@ -42,7 +42,7 @@ class ScriptedProposer:
         self._vocab_size = vocab_size
         self._name = name
         self._position = 0
-        self.drafts = 0
+        self.drafts: int = 0
         self.commits: list[Commit] = []
 
     @property

@@ -50,10 +50,10 @@ class Fed:
 
     def __init__(self, kind: CacheKind, prompt: int = 0) -> None:
         self.kind = kind
-        self.caches = kind.make()
-        self.length = 0
-        self.right = 0
-        self.rounds = 0
+        self.caches: list[Rollbackable] = kind.make()
+        self.length: int = 0
+        self.right: int = 0
+        self.rounds: int = 0
         self._recording = False
         self._untold = 0
         if prompt:

@@ -43,7 +43,7 @@ class CacheKind:
         prefill_differs: bool = False,
     ) -> None:
         self.make = make
-        self.layers = list(layers)
+        self.layers: list[Layer] = list(layers)
         self.adopt = adopt
         self.whole_blocks = whole_blocks
         self.prefill_differs = prefill_differs

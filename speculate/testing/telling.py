@@ -37,7 +37,7 @@ class Telling:
         self.make = make
         self.target = target
         self.tolerance = tolerance
-        self.text = repetitive(target.vocab_size)
+        self.text: list[int] = repetitive(target.vocab_size)
         self._ideals: dict[tuple[int, int, int], tuple[list[int], list[mx.array]]] = {}
 
     def ideal(self, start: int, stop: int, depth: int) -> tuple[list[int], list[mx.array]]:
@@ -91,7 +91,8 @@ class Told:
     def __init__(self, telling: Telling, proposer: Proposer, start: int = 0) -> None:
         self._telling = telling
         self.proposer = proposer
-        self.rounds = 0
+        self.rounds: int = 0
+        self.position: int = start
         proposer.attach(telling.target)
         self.begin(start)
 

@@ -31,13 +31,14 @@ from speculate.testing.suites import HeadTests, ModelTests
 from speculate.testing.toy_layers import WIDTH
 
 WITHOUT = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("pytest", "_pytest", "hypothesis"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Missing())
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+def found(cls, name, path=None, target=None):
+    missing = name.partition(".")[0] in ("pytest", "_pytest", "hypothesis")
+    return None if missing else find(name, path, target)
+PathFinder.find_spec = classmethod(found)
 """
+"""A process in which neither is installed."""
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

@@ -41,8 +41,10 @@ class DrivenHead:
         self.head = head
         self.vocab_size = vocab_size
         self.tolerance = tolerance
-        self.hidden = mx.random.normal((1, ROWS, width), key=mx.random.key(1)).astype(dtype)
-        self.tokens = mx.random.randint(0, vocab_size, (1, ROWS), key=mx.random.key(2))
+        hidden = mx.random.normal((1, ROWS, width), key=mx.random.key(1))
+        self.hidden: mx.array = hidden.astype(dtype)
+        tokens = mx.random.randint(0, vocab_size, (1, ROWS), key=mx.random.key(2))
+        self.tokens: mx.array = tokens
         self._whole: Forward | None = None
 
     def step(self, start: int, stop: int, cache: list[Rollbackable]) -> Forward:

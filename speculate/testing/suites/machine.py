@@ -30,11 +30,11 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self, kind: CacheKind) -> None:
         super().__init__()
         self.kind = kind
-        self.fed = Fed(kind)
+        self.fed: Fed = Fed(kind)
         self.marks: list[Mark] = []
         self.blocks: list[int] = []  # widths that were fed and not taken back
-        self.reach = 0  # how many of the newest tokens are recorded for sure
-        self.recording = False
+        self.reach: int = 0  # how many of the newest tokens are recorded for sure
+        self.recording: bool = False
 
     def on_text(self) -> bool:
         """Whether nothing but the text is in the caches."""

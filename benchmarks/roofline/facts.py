@@ -1,7 +1,7 @@
 """Models and machines that people use.
 
-Shapes are those of the published `config.json` files. Bandwidths are Apple's; operations a second
-are estimates, for 16-bit products on the GPU.
+docs/performance.md says where each is from. Operations a second are estimates, for 16-bit
+products on the GPU.
 """
 
 from __future__ import annotations

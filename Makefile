@@ -41,7 +41,7 @@ pages: $(READY)
 docs: $(READY)  ## build the documentation into site/
 	$(BIN)/zensical build --clean
 
-bench: $(READY)  ## run the benchmarks of docs/performance.md, in half an hour
+bench: $(READY)  ## run the benchmarks of docs/performance.md
 	$(BIN)/python -m benchmarks
 
 bench-strategy: $(READY)  ## time over the best fixed choice, on recorded traces and on a grown model

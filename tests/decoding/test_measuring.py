@@ -18,10 +18,7 @@ from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.proposers.prompt_lookup import PromptLookup
 from speculate.protocols import (
-    Choose,
-    Commit,
     Costs,
-    Draft,
     Forward,
     Plan,
     Proposer,
@@ -34,7 +31,7 @@ from speculate.strategies.off import Off
 from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
-from tests.decoding.heads import with_head, with_knowing_head
+from tests.decoding.heads import with_head
 from tests.decoding.watched import Broken, PassingModel, Tick, Ticker, WatchedProposer, quiet
 from tests.proposers.laws import check_draft_model, check_head
 
@@ -291,38 +288,3 @@ def test_a_target_that_fails_while_it_is_measured_leaves_the_prompt(
     assert list(tmp_path.iterdir()) == []
     tokens = list(decoder.generate(prompt, 8))
     kit.check_tokens("gpt_oss", prompt, tokens)
-
-
-class Abstaining:
-    """A lookup of somebody else's, which does not tell beforehand that it has nothing."""
-
-    name = "mute"
-
-    def attach(self, target: SpeculativeModel, /) -> None:
-        """Drafts for any model."""
-
-    def begin(self, position: int, /) -> None:
-        self._position = position
-
-    def position(self) -> int:
-        return self._position
-
-    def commit(self, commit: Commit, /) -> None:
-        self._position += commit.tokens.shape[0]
-
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        return Draft(mx.zeros((0,), dtype=mx.uint32))
-
-    def settle(self) -> None:
-        """Has no cache."""
-
-
-def test_one_that_always_abstains_lets_others_draft() -> None:
-    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 40)]
-    model, _ = with_knowing_head("dense", text)
-    costs = Costs(0, {1: 0.01, 9: 0.0101}, {"mute": 0.0, "mtp": 0.0})
-    strategy = Adaptive(Abstaining(), MTPChain(), costs=costs, clock="fixed")
-    decoder = Decoder(model.model, strategy)
-    tokens = list(decoder.generate(kit.PROMPT, 40))
-    kit.check_tokens("dense", kit.PROMPT, tokens)
-    assert sum(token.proposer == "mtp" for token in tokens) > 10

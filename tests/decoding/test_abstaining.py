@@ -1,0 +1,60 @@
+"""Proposers that are asked, and have nothing to say."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from speculate.decoding.decoder import Decoder
+from speculate.proposers.mtp_chain import MTPChain
+from speculate.protocols import Choose, Commit, Costs, Draft, SpeculativeModel
+from speculate.strategies.adaptive import Adaptive
+from speculate.testing.fakes import RecordingObserver, ScheduledStrategy
+from tests.decoding import kit
+from tests.decoding.heads import with_knowing_head
+
+
+class Abstaining:
+    """A lookup of somebody else's, which does not tell beforehand that it has nothing."""
+
+    name = "mute"
+
+    def attach(self, target: SpeculativeModel, /) -> None:
+        """Drafts for any model."""
+
+    def begin(self, position: int, /) -> None:
+        self._position = position
+
+    def position(self) -> int:
+        return self._position
+
+    def commit(self, commit: Commit, /) -> None:
+        self._position += commit.tokens.shape[0]
+
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        return Draft(mx.zeros((0,), dtype=mx.uint32))
+
+    def settle(self) -> None:
+        """Has no cache."""
+
+
+def test_one_that_always_abstains_lets_others_draft() -> None:
+    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 40)]
+    model, _ = with_knowing_head("dense", text)
+    costs = Costs(0, {1: 0.01, 9: 0.0101}, {"mute": 0.0, "mtp": 0.0})
+    strategy = Adaptive(Abstaining(), MTPChain(), costs=costs, clock="fixed")
+    decoder = Decoder(model.model, strategy)
+    tokens = list(decoder.generate(kit.PROMPT, 40))
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+    assert sum(token.proposer == "mtp" for token in tokens) > 10
+
+
+def test_a_round_says_who_was_asked_though_nothing_was_drafted() -> None:
+    script = kit.scripted("dense", kit.PROMPT, 8, kit.always(None))
+    observer = RecordingObserver()
+    strategy = ScheduledStrategy([(script, 3), (Abstaining(), 2), (script, 0), (script, 3)])
+    list(Decoder(kit.get("dense").model, strategy, observer=observer).generate(kit.PROMPT, 7))
+    found = [(round.asked, round.proposer, round.drafted) for round in observer.rounds]
+    # In the last round one token is left, and there is nobody to ask.
+    expected = [("scripted", "scripted", 3), ("mute", None, 0), (None, None, 0), (None, None, 0)]
+    assert found == expected
+    assert [round.planned for round in observer.rounds] == [3, 2, 0, 3]

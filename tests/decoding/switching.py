@@ -29,11 +29,12 @@ from speculate.protocols import (
 from speculate.sampling.options import Sampling
 from speculate.strategies.adaptive import Adaptive
 from speculate.strategies.off import Off
+from tests import tiny
 from tests.decoding import kit
 from tests.decoding.heads import KnowingHead, with_head
 from tests.decoding.watched import Broken, GuidedModel, WatchedProposer
 
-SMALL: Final = ("small_dense", "small_dense", "qwen3_5", "gpt_oss", "lfm2")
+SMALL: Final = ("small_dense", "small_dense", "qwen3_5", "qwen3_5_folded", "gpt_oss", "lfm2")
 REAL_HEADS: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 LENGTH: Final = 100
 """Tokens of the text that a family's sessions are parts of."""
@@ -185,7 +186,8 @@ class Sessions:
 
     def _decoder(self, strategy: Strategy) -> Decoder:
         head = Loud(KnowingHead(self._text, self._wrong()))
-        model = kit.adapted(kit.get(self._name).module, head).model
+        module, recurrence = kit.get(self._name).module, tiny.recurrence(self._name)
+        model = kit.adapted(module, head, recurrence=recurrence).model
         if self._name in REAL_HEADS and self._dice.random() < 0.3:
             model = with_head(self._name).model
         step = self._dice.choice((3, 16, 2048))

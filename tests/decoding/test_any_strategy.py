@@ -26,7 +26,8 @@ from tests.decoding.switching import Sessions
 from tests.decoding.watched import Broken, GuidedModel, Ticker, WatchedProposer
 from tests.proposers.laws import check_draft_model, check_head
 
-CASES: Final = list(product((*tiny.FAMILIES, *tiny.MORE), (0.0, 0.8)))
+FAMILIES: Final = (*tiny.FAMILIES, *tiny.MORE, *tiny.FOLDED)
+CASES: Final = list(product(FAMILIES, (0.0, 0.8)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

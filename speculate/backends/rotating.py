@@ -41,7 +41,7 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         RotatingKVCache.__init__(self, max_size=max_size, keep=keep)
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
-        self.offset = position
+        self.offset: int = position
         self._slack = slack
         self._position = position
         self._speculating = False

@@ -28,7 +28,7 @@ FORGOTTEN: Final = 400
 WORTH_MEASURING: Final = 64
 """Tokens to emit for which measuring the costs beforehand is worth while."""
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @final
@@ -146,7 +146,7 @@ class Adaptive:
             contender.failed = False
 
     def failed(self, proposer: Proposer, error: Exception, /) -> None:
-        logger.warning(
+        _logger.warning(
             "proposer '%s' raised %r and is left alone until the next text",
             proposer.name,
             error,

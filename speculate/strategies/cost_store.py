@@ -23,7 +23,7 @@ SMALLEST: Final = 256
 LONGEST: Final = 1e4
 """Seconds that nothing measured takes."""
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def bucket(context: int) -> int:
@@ -52,7 +52,7 @@ class CostStore:
         except FileNotFoundError:
             return None
         except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
-            logger.warning("ignored costs in %s, which cannot be read", path)
+            _logger.warning("ignored costs in %s, which cannot be read", path)
             return None
 
     def save(self, key: str, costs: Costs) -> None:
@@ -65,7 +65,7 @@ class CostStore:
             beside.write_text(json.dumps({"key": key, **attrs.asdict(costs)}), encoding="utf-8")
             beside.replace(path)
         except OSError as error:
-            logger.info("measured costs are not kept: %s", error)
+            _logger.info("measured costs are not kept: %s", error)
             with suppress(OSError):
                 beside.unlink()
 

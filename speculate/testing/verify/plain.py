@@ -75,7 +75,7 @@ class PlainText:
     def __init__(
         self, model: SpeculativeModel, prompt: Sequence[int], count: int, sampling: Sampling
     ) -> None:
-        self.prompt = list(prompt)
+        self.prompt: list[int] = list(prompt)
         self.sampling = sampling
         self.places: list[Place] = []
         caches, last = model.make_cache(), len(prompt) - 1

@@ -62,11 +62,11 @@ class Subject:
         if stock is None and isinstance(model, StockAdapter):
             stock = model.stock
         self.model = model
-        self.drafters = list(drafters)
-        self.oracle = Oracle(model, stock)
+        self.drafters: list[Drafter] = list(drafters)
+        self.oracle: Oracle = Oracle(model, stock)
         self.tokens = tokens
         self.seed = seed
-        self.window = _widest_window(model.make_cache())
+        self.window: int = _widest_window(model.make_cache())
         self._text = list(text)
         self._plain: dict[Sampling, PlainText] = {}
 

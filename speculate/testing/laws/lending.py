@@ -38,7 +38,7 @@ class StockCache(Protocol):
 @law
 def mlx_lm_goes_on_where_a_cache_stopped(kind: CacheKind) -> None:
     """`hand_back` gives the text and nothing else, whatever was taken back before."""
-    for prompt in (0, 3, 12, 90):
+    for prompt in (0, 3, 40):
         for right, wrong in ((0, 0), (1, 0), (0, 4), (5, 0)):
             fed = Fed(kind, prompt)
             fed.start()
@@ -56,7 +56,7 @@ def mlx_lm_goes_on_where_a_cache_stopped(kind: CacheKind) -> None:
 @law
 def adopting_and_handing_back_move_the_text(kind: CacheKind) -> None:
     """The same objects come back, filled, and in between they are empty."""
-    for prompt in (0, 1, 7, 12, 90):
+    for prompt in (0, 7, 12):
         fed = Fed(kind, prompt)
         stock = fed.hand_back()
         for _ in range(3):

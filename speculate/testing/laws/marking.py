@@ -29,7 +29,7 @@ def starting_and_stopping_keep_the_content(kind: CacheKind) -> None:
 def a_checkpoint_returns_to_where_it_was_made(kind: CacheKind) -> None:
     """Recording or not, from far behind, one inside another, and more than once."""
     for recording in (False, True):
-        for prompt in (0, 1, 12, 90):
+        for prompt in (0, 1, 40):
             fed = Fed(kind, prompt)
             for widths in ((1,), (5, 1), (80, 3), (1, 1, 1)):
                 if recording:

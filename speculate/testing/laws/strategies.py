@@ -167,8 +167,8 @@ def it_is_host_code(make: MakeStrategy) -> None:
 def it_changes_no_text(make: MakeStrategy, target: SpeculativeModel) -> None:
     """Text after text, by one decoder: plain decoding's."""
     decoder = Decoder(target, make())
-    for count in (1, 2, 7, 40):
+    for count in (1, 9):
         prompt = [(n * n + count) % target.vocab_size for n in range(count)]
-        plain = [token.id for token in Decoder(target, Off()).generate(prompt, 24)]
-        found = [token.id for token in decoder.generate(prompt, 24)]
+        plain = [token.id for token in Decoder(target, Off()).generate(prompt, 20)]
+        found = [token.id for token in decoder.generate(prompt, 20)]
         require(found == plain, f"after {count} tokens {found} instead of {plain}")

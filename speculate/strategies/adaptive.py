@@ -143,7 +143,7 @@ class Adaptive:
 
     def begin(self) -> None:
         for contender in self._contenders:
-            contender.failed = False
+            contender.begin()
 
     def failed(self, proposer: Proposer, error: Exception, /) -> None:
         _logger.warning(

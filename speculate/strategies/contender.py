@@ -15,6 +15,10 @@ PRIOR: Final = 0.6
 guess that is too low costs a round or two, one that is too high costs more."""
 
 
+OTHER_TEXT: Final = 800
+"""Tokens that the beginning of another text counts for in forgetting."""
+
+
 @final
 @attrs.frozen
 class Offer:
@@ -55,6 +59,12 @@ class Contender:
         self.failed = False
         self._foresees = proposer if isinstance(proposer, Foresees) else None
         self._kinds: dict[int, Survival] = {}
+
+    def begin(self) -> None:
+        """Another text begins: who failed may draft again, and what was seen counts less."""
+        self.failed = False
+        for survival in self._kinds.values():
+            survival.forget(OTHER_TEXT)
 
     @property
     def free(self) -> bool:

@@ -1,0 +1,40 @@
+"""An adapter is compared with its stock model, also where its author did not say which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import pytest
+from typing_extensions import override
+
+from speculate.models.adapter import StockAdapter
+from speculate.protocols import Forward, SpeculativeModel
+from speculate.testing import BrokenLawError
+from speculate.testing.suites import ModelTests
+from tests.decoding import kit
+
+
+class Louder(StockAdapter):
+    """An adapter whose forward is not quite the stock model's."""
+
+    @property
+    def vocab_size(self) -> int:
+        return kit.get("dense").model.vocab_size
+
+    @override
+    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+        out = kit.get("dense").model.forward(tokens, cache)
+        return Forward(out.logits * 1.01, out.hidden)
+
+
+class Unsaid(ModelTests):
+    """Says how to make the adapter and nothing else."""
+
+    def make_model(self) -> SpeculativeModel:
+        return Louder(kit.get("dense").stock)
+
+
+def test_a_forward_that_differs_is_found() -> None:
+    with pytest.raises(BrokenLawError):
+        Unsaid().test_a_forward_says_what_mlx_lm_says()

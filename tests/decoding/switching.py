@@ -190,7 +190,7 @@ class Sessions:
         model = kit.adapted(module, head, recurrence=recurrence).model
         if self._name in REAL_HEADS and self._dice.random() < 0.3:
             model = with_head(self._name).model
-        step = self._dice.choice((3, 16, 2048))
+        step = self._dice.choice((7, 2048))
         sampling = options(self._temperature)
         observe = self._observed.append
         return Decoder(model, strategy, sampling, observer=observe, prefill_step_size=step)

@@ -54,6 +54,19 @@ def test_when_drafts_are_no_longer_right_it_stops_and_when_they_are_again_it_goe
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_of_another_text_less_is_expected(seed: int) -> None:
+    guesser = Guesser("mtp", 0.1, 0.9)
+    world = World(guesser, seed=seed)
+    strategy = Adaptive(guesser, costs=world.costs())
+    world.run(strategy, 500)
+    before, guesser.right = world.time, 0.0
+    strategy.begin()
+    rounds = world.run(strategy, 512)
+    assert parked(rounds) < 20
+    assert (world.time - before) / PLAIN < 1.03 * tokens(rounds)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("clock", ["wall", "fixed"])
 def test_drafts_that_become_right_are_found_after_any_time(clock: str, seed: int) -> None:
     guesser = Guesser("mtp", 0.12, 0.0)

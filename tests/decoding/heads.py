@@ -12,8 +12,8 @@ import mlx.core as mx
 from speculate.backends.joining import join
 from speculate.backends.kv import RewindableKVCache
 from speculate.decoding.block import to_ints
-from speculate.models.mtp_head import QwenMTPHead
 from speculate.models._mtp_module import MTPModule
+from speculate.models.mtp_head import QwenMTPHead
 from speculate.models.mtp_trunk import Trunk
 from speculate.protocols import Forward, Rollbackable
 from speculate.sampling.greedy import Greedy

@@ -104,7 +104,7 @@ def misuse(model: SpeculativeModel) -> None:
     sp.Adaptive(sp.Off())  # wrong
     sp.Sampling(mode="typical")  # wrong
     sp.Decoder(model).generate("text")  # wrong
-    sp.Decoder(model).stats.acceptance  # wrong
+    print(sp.Decoder(model).stats.acceptance)  # wrong
     sp.DraftModel(HalfAModel())  # wrong
     model.forward([[1, 2]], [])  # wrong
     for token in sp.Decoder(model).generate([1]):

@@ -56,7 +56,7 @@ class Contender:
     def __init__(self, proposer: Proposer) -> None:
         self.proposer = proposer
         self.name: str = proposer.name
-        self.failed = False
+        self.failed: bool = False
         self._foresees = proposer if isinstance(proposer, Foresees) else None
         self._kinds: dict[int, Survival] = {}
 

@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, cast
 
 import mlx.core as mx
 
@@ -29,6 +29,9 @@ class CacheGroup:
         # Weak, since every member holds the group: a cycle would keep large buffers
         # alive until the garbage collector happens to run.
         self._members = [weakref.ref(member) for member in members]
+        # In a window they are held: the garbage collector clears weak references before it
+        # closes a generator, which then has to bring them to its text.
+        self._held: list[Rollbackable] = []
         self._writers = _writers(members)
         self._base: list[int] | None = None
         self._go_back: list[Callable[[], None]] = []
@@ -46,8 +49,10 @@ class CacheGroup:
 
     def members(self) -> list[Rollbackable]:
         """The caches, first layer to last."""
-        found = [member() for member in self._members]
-        return [member for member in found if member is not None]
+        return [member for member in self._found() if member is not None]
+
+    def _found(self) -> Sequence[Rollbackable | None]:
+        return self._held or [member() for member in self._members]
 
     def check_trim(self, asking: CanTrim, n: int, /) -> None:
         """Refuse a trim that a member in the same state as `asking` could not follow.
@@ -75,11 +80,13 @@ class CacheGroup:
     def replace(self, index: int, member: Rollbackable) -> None:
         """Put another cache of the same length in the place of one, as quantising does."""
         self._members[index] = weakref.ref(member)
+        if self._held:
+            self._held[index] = member
         self._writers = _writers(self.members())
         if isinstance(member, Grouped):
             member.join(self)
         if self._base is not None:
-            self._mark()
+            self.mark()
 
     # One forward: called by a model's adapter.
 
@@ -97,7 +104,9 @@ class CacheGroup:
         if self._open:
             yield tokens
             return
-        writers = [writer for ref in self._writers if (writer := ref()) is not None]
+        found = self._found()
+        there = [member for place in self._writers if (member := found[place]) is not None]
+        writers = cast("list[WritesInBlocks]", there)
         before = [member.length() for member in self.members()]
         self._cut()
         for writer in writers:
@@ -132,16 +141,23 @@ class CacheGroup:
         """
         if self._base is not None:
             raise RewindError("these caches are in a window already: leave it, or use that one")
-        self._mark()
+        self.mark()
 
     def mark(self) -> None:
-        """Make the present the kept point of the open window: nothing is taken back."""
-        self._mark()
+        """Make the present the kept point of the window: nothing is taken back."""
+        members = self.members()
+        for member in members:
+            member.start_speculation()
+        self._held = members
+        self._base = [member.length() for member in members]
+        self._go_back = [member.checkpoint() for member in members]
+        self._ledger.forget()
 
     def stop(self) -> None:
         """Stop recording. Call `restore` first, unless everything fed is to stay."""
         for member in self.members():
             member.stop_speculation()
+        self._held = []
         self._base = None
         self._go_back = []
         self._ledger.forget()
@@ -183,7 +199,7 @@ class CacheGroup:
             self._ledger.owe(owed)
             raise
         if self._base is not None:
-            self._mark()
+            self.mark()
 
     def plan_keep(self, m: int, /) -> list[int] | None:
         """How many tokens each member takes back so that `m` stay, or as few more as it must.
@@ -207,13 +223,13 @@ class CacheGroup:
         else:
             self._take_back(surplus)
         self._ledger.settle(kept, landed=max(self._fed_by_member(), default=0))
-        self._mark()
+        self.mark()
 
     def restore(self) -> None:
         """Return to the kept point, if there is one."""
         if self._base is not None:
             self._return()
-            self._mark()
+            self.mark()
 
     def _return(self) -> None:
         for go_back in self._go_back:
@@ -224,20 +240,12 @@ class CacheGroup:
             if n > 0:
                 member.trim(n)
 
-    def _mark(self) -> None:
-        members = self.members()
-        for member in members:
-            member.start_speculation()
-        self._base = [member.length() for member in members]
-        self._go_back = [member.checkpoint() for member in members]
-        self._ledger.forget()
-
     def _fed_by_member(self) -> list[int]:
         if self._base is None:
             raise RewindError("no speculation is running on these caches")
         return [c.length() - b for c, b in zip(self.members(), self._base, strict=True)]
 
 
-def _writers(members: Sequence[Rollbackable]) -> list[weakref.ref[WritesInBlocks]]:
-    """Found once: asking an object for a protocol is slow."""
-    return [weakref.ref(member) for member in members if isinstance(member, WritesInBlocks)]
+def _writers(members: Sequence[Rollbackable]) -> list[int]:
+    """Their places. Found once: asking an object for a protocol is slow."""
+    return [place for place, member in enumerate(members) if isinstance(member, WritesInBlocks)]

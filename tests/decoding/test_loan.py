@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
 import weakref
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import pytest
 from mlx_lm.models.cache import save_prompt_cache, trim_prompt_cache
@@ -149,3 +151,40 @@ def test_a_decoder_keeps_no_text_alive(name: str, ending: str) -> None:
     gc.collect()
     assert [ref() for ref in refs] == [None] * len(refs)
     assert kit.ids_of(decoder.generate(kit.PROMPT, 6)) == kit.truth(name, kit.PROMPT, 6)
+
+
+@pytest.mark.parametrize("taken", [1, 2, 4])
+@pytest.mark.parametrize("name", [*kit.PROMISED, "lfm2"])
+def test_the_garbage_collector_ends_a_run_as_close_does(name: str, taken: int) -> None:
+    """It clears all weak references to what it found before it closes a generator."""
+    caches = kit.stock_caches(name)
+    running = Decoder(kit.get(name).model, fixed(name)).generate(kit.PROMPT, 12, caches)
+    ids = [next(running).id for _ in range(taken)]
+    circle: list[object] = [running]
+    circle.append(circle)
+    del running, circle
+    gc.collect()
+    kit.check_holds(name, caches, [*kit.PROMPT, *ids])
+
+
+AT_EXIT: Final = """
+import speculate as sp
+
+model, tokenizer = sp.load()
+strategy = sp.Fixed({proposer}, depth=3)
+running = sp.Decoder(model, strategy).generate(tokenizer.encode("def f(x):"), 32)
+first = next(running)
+
+
+def circle():
+    "Holds on to the names of this module, which hold on to it."
+"""
+
+
+@pytest.mark.parametrize(
+    "proposer", ["sp.MTPChain()", "sp.PromptLookup()", "sp.DraftModel(sp.load_demo('draft')[0])"]
+)
+def test_a_run_that_is_open_at_exit_ends_without_a_word(proposer: str) -> None:
+    command = [sys.executable, "-c", AT_EXIT.format(proposer=proposer)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
     add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: hybrid)")
-    add("--head", metavar="PATH", help="where the MTP head is, if the model's folder has none")
-    add("--draft-model", metavar="MODEL", help="the model that drafts: likewise")
+    parsing.add_head(parser)
+    add("--draft-model", metavar="MODEL", help="the model that drafts, named as --model")
     parsing.add_prompt(parser)
     parsing.add_max_tokens(parser, default=256)
     add(

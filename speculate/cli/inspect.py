@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Final
 
+from speculate.cli import parsing
+
 SUMMARY: Final = "Say what a model and its head are like, without loading them."
 EXAMPLE: Final = "speculate inspect hybrid --check"
 
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="load the model and its head, and see how often the first draft would be accepted; "
         "exit status 1 for less than 5 %%",
     )
-    add("--head", metavar="PATH", help="where the head is, if not with the model")
+    parsing.add_head(parser)
     add(
         "--norms",
         choices=("gains", "raw"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from speculate.cli.sources import find, is_bundled
 from speculate.errors import OptionError
-from speculate.loading import DEMO_MODELS, load, load_demo
+from speculate.loading import DEMO_MODELS, load
+from speculate.loading.demo import demo_folder
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.proposers.prompt_lookup import PromptLookup
@@ -32,13 +33,13 @@ def load_named(name: str | None, head: str | Literal[False] | None = None) -> Lo
 
     Args:
         name: A folder wins over a bundled model of the same name.
-        head: Where the head is, if not where the model is; `False` for none.
+        head: Where the head is, if not where the model is: named likewise. `False` for none.
     """
-    bundled = name is None or (name in DEMO_MODELS and not Path(name).exists())
+    bundled = is_bundled(name)
     with busy(f"Loading {name or DEMO_MODELS[0]} ..."):
-        if bundled and not head:
-            return load_demo(name or DEMO_MODELS[0])
-        return load(None if bundled else name, head=head)
+        place = find(head, head_only=True) if isinstance(head, str) else head
+        source = demo_folder(name or DEMO_MODELS[0]) if bundled else name
+        return load(source, head=place, dequantize=bundled)
 
 
 def strategy_for(

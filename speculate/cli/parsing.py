@@ -65,6 +65,16 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_head(parser: argparse.ArgumentParser) -> None:
+    """Add `--head`."""
+    parser.add_argument(
+        "--head",
+        metavar="HEAD",
+        help="where the MTP head is, if not with the model: a folder, a safetensors file, a hub "
+        "repository (--head owner/name-mtp), or hybrid, the bundled model that has one",
+    )
+
+
 def add_depth(parser: argparse.ArgumentParser, default: int | None) -> None:
     """Add `--depth`; without a default it is found out, round by round."""
     shown = "as many as pay, round by round" if default is None else "%(default)s"

@@ -35,6 +35,8 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["--model", "nowhere"], "there is no such folder"),
         (["--draft-model", "./nowhere"], "there is no such folder"),
         (["--head", "./nowhere"], "there is no such folder"),
+        (["--head", "draft"], "no multi-token-prediction head"),
+        (["--model", "draft", "--head", "hybrid"], "no multi-token-prediction head is known for"),
         (["--depth", "-1"], "must be from 0 to 48, got -1"),
         (["--depth", "49"], "must be from 0 to 48, got 49"),
         (["--depth", "three"], "must be a whole number, got 'three'"),

@@ -87,6 +87,14 @@ def test_a_head_from_elsewhere(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         assert "drafted" in said.counters()
 
 
+def test_a_bundled_head_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--proposer", "mtp", "--depth", "3", "--max-tokens", "24")
+    own = run(capsys, "generate", *options)
+    named = run(capsys, "generate", *options, "--head", "hybrid")
+    assert (named.status, named.err) == (0, own.err)
+    assert (named.text, named.counters()) == (own.text, own.counters())
+
+
 def test_a_folder_wins_over_a_bundled_model_of_its_name(
     capsys: pytest.CaptureFixture[str], dense: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
     add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: hybrid)")
-    add("--head", metavar="PATH", help="where the MTP head is, if the model's folder has none")
-    add("--draft-model", "--draft", metavar="MODEL", help="a model that drafts: likewise")
+    parsing.add_head(parser)
+    add("--draft-model", "--draft", metavar="MODEL", help="a model that drafts, named as --model")
     add(
         "--tokens",
         type=parsing.positive,

@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     listed = f"{', '.join(DEMO_MODELS[:-1])} and {DEMO_MODELS[-1]}"
     add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: {listed}, in turn)")
-    add("--head", metavar="PATH", help="where the MTP head is, if the model's folder has none")
-    add("--draft", "--draft-model", metavar="MODEL", help="a model that drafts: likewise")
+    parsing.add_head(parser)
+    add("--draft", "--draft-model", metavar="MODEL", help="a model that drafts, named as --model")
     add(
         "--tokens",
         type=parsing.positive,

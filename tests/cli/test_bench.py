@@ -178,6 +178,8 @@ def test_all_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, dense: st
     found: dict[str, Any] = json.loads((tmp_path / "deep" / "out" / "bench.json").read_text())
     assert (found["model"], found["draft_model"], found["tokens"]) == (dense, dense, 4)
     assert found["same_text"] is True
+    assert found["machine"]["device"].startswith("cpu: ")
+    assert set(found["machine"]) == {"device", "mlx-speculate", "mlx", "mlx-lm", "Python"}
     assert list(found["forward"]["relative"]) == [str(rows) for rows in range(1, 10)]
     assert set(found["workloads"]) == {"code", "prose"}
     fixed = [f"{name} {depth}" for name in ("draft", "lookup") for depth in (1, 3, 6)]

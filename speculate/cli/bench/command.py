@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
@@ -16,10 +15,12 @@ import attrs
 import mlx.core as mx
 
 from speculate.cli import parsing
+from speculate.cli.machine import device, versions
 from speculate.cli.models import load_named
 from speculate.cli.printing import finite
 from speculate.cli.progress import bars
-from speculate.errors import CheckpointError, OptionError
+from speculate.cli.writing import unwritable
+from speculate.errors import CheckpointError
 from speculate.loading import DEMO_MODELS
 from speculate.loading.demo import demo_folder
 
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         if draws:
             draw(results, picture)
     except OSError as error:
-        raise _unwritable(args.output, error) from error
+        raise unwritable("results", args.output, error) from error
     print(f"written: {data}" + (f", {picture}" if draws else ""))
     return 0
 
@@ -115,7 +116,7 @@ def _measure(args: argparse.Namespace) -> Results:
     return numbers.Results(
         model=args.model or DEMO_MODELS[0],
         draft_model=args.draft_model,
-        machine=_machine(),
+        machine={"device": device(), **versions()},
         tokens=args.tokens,
         forward=numbers.relative(forwards, len(context)),
         survival=numbers.survival(runs),
@@ -139,13 +140,6 @@ def _workloads(tokenizer: TokenizerWrapper) -> Mapping[str, Sequence[Sequence[in
     return found
 
 
-def _machine() -> dict[str, str]:
-    kind = mx.default_device().type
-    name = mx.device_info(kind).get("device_name", "")
-    names = ("mlx", "mlx-lm", "mlx-speculate")
-    return {"device": f"{kind.name} {name}".strip(), **{name: version(name) for name in names}}
-
-
 def _prepare(folder: Path) -> None:
     """Make the folder, and see that it can be written to, before minutes are spent."""
     try:
@@ -153,9 +147,4 @@ def _prepare(folder: Path) -> None:
         with (folder / DATA).open("a"):
             pass
     except (OSError, ValueError) as error:
-        raise _unwritable(folder, error) from error
-
-
-def _unwritable(folder: Path, error: Exception) -> OptionError:
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return OptionError(f"results cannot be written to {folder}: {reason}")
+        raise unwritable("results", folder, error) from error

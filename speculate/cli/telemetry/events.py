@@ -11,8 +11,8 @@ from typing import BinaryIO, Final, cast, final
 import attrs
 
 from speculate.cli.printing import finite
+from speculate.cli.writing import unwritable
 from speculate.decoding.stats import Stats
-from speculate.errors import OptionError
 from speculate.protocols import Round
 
 STANDARD_ERROR: Final = "-"
@@ -38,7 +38,7 @@ class EventLog:
                 line = line[self._file.write(line) :]
             self._file.flush()
         except OSError as error:
-            raise _unwritable(self._name, error) from error
+            raise unwritable("events", self._name, error) from error
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def event_log(name: str) -> Iterator[EventLog]:
             # What is there is kept. Without a buffer a line is written whole, or not at all.
             file = stack.enter_context(open(name, "ab", buffering=0))
         except (OSError, ValueError) as error:
-            raise _unwritable(name, error) from error
+            raise unwritable("events", name, error) from error
         yield EventLog(cast(BinaryIO, file), name)
 
 
@@ -82,8 +82,3 @@ def event(round: Round, stats: Stats) -> dict[str, object]:
         "actual_speedup": stats.actual_speedup,
     }
     return {**attrs.asdict(round), "totals": totals}
-
-
-def _unwritable(name: str, error: Exception) -> OptionError:
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return OptionError(f"events cannot be written to {name}: {reason}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 from speculate.cli import parsing
 from speculate.cli.models import load_named
 from speculate.cli.progress import bars
+from speculate.cli.writing import unwritable
 from speculate.errors import OptionError
 from speculate.loading import DEMO_MODELS, demo_prompt
 
@@ -148,7 +149,7 @@ def _write(report: Report, place: str | None) -> None:
         try:
             Path(place).write_text(f"{data}\n", encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise _unwritable(place, error) from error
+            raise unwritable("the report", place, error) from error
 
 
 def _check_writable(place: str | None) -> None:
@@ -164,9 +165,4 @@ def _check_writable(place: str | None) -> None:
         with path.open("r+b") if path.exists() else NamedTemporaryFile(dir=path.parent):
             pass
     except (OSError, ValueError) as error:
-        raise _unwritable(place, error) from error
-
-
-def _unwritable(place: str, error: Exception) -> OptionError:
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return OptionError(f"the report cannot be written to {place}: {reason}")
+        raise unwritable("the report", place, error) from error

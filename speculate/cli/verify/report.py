@@ -8,8 +8,8 @@ from typing import Final, final
 
 import attrs
 
+from speculate.cli.machine import device, versions
 from speculate.cli.printing import finite, printable
-from speculate.cli.verify.machine import device, versions
 from speculate.testing.verify import Case, Difference, Result
 from speculate.testing.verify.results import Outcome, counted
 

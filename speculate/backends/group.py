@@ -169,7 +169,7 @@ class CacheGroup:
 
     def _cut(self) -> None:
         """Forget tokens that `trim` took back behind the window's back."""
-        if self._base is not None:
+        if self._base is not None and not self._ledger.empty:
             self._ledger.cut(max(self._fed_by_member(), default=0))
 
     def owed(self) -> mx.array | None:
@@ -207,7 +207,9 @@ class CacheGroup:
         Returns:
             `None` where all members have to return to the kept point, which they always can.
         """
-        keep = self._ledger.paid() + min(m, self.fed())
+        if m >= self.fed():
+            return [0] * len(self._members)
+        keep = self._ledger.paid() + m
         for point in range(keep, 0, -1):
             surplus = [max(0, n - point) for n in self._fed_by_member()]
             pairs = zip(self.members(), surplus, strict=True)

@@ -73,8 +73,8 @@ class Ledger:
         """
         if self._log:
             keep = self._rows() + kept
-            text = mx.concatenate(self._log, axis=1)[:, :keep]
-            self._owed = text[:, landed:] if landed < keep else None
+            owes = landed < keep
+            self._owed = mx.concatenate(self._log, axis=1)[:, landed:keep] if owes else None
 
     def _rows(self) -> int:
         return 0 if self._owed is None else self._owed.shape[1]

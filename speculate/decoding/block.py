@@ -45,14 +45,18 @@ class Block:
 
     def results(self) -> list[mx.array]:
         """What one synchronisation has to bring to the host."""
+        if not self.drafted:
+            return [self.decision.tokens]
         results = [self.decision.accepted, self.decision.tokens, self.draft.tokens]
         return [*results, *self.confidence]
 
     def read(self) -> list[int]:
         """Tokens that the block gives: accepted drafts, then one of the target's own."""
-        drafts, tokens = to_ints(self.draft.tokens), to_ints(self.decision.tokens)
-        accepted = cast(int, self.decision.accepted.item()) if drafts else 0
-        return [*drafts[:accepted], tokens[accepted]]
+        tokens = to_ints(self.decision.tokens)
+        if not self.drafted:
+            return tokens
+        accepted = cast(int, self.decision.accepted.item())
+        return [*to_ints(self.draft.tokens)[:accepted], tokens[accepted]]
 
     def commit(self, ids: Sequence[int], newest: int | None) -> Commit:
         """What the proposers are told when the block's first tokens became text.

@@ -43,7 +43,9 @@ class Planner:
         """
         plan, depth = self._look(room, pending)
         self._plan = None
-        return (plan if depth else attrs.evolve(plan, proposer=None)), depth
+        if depth or plan.proposer is None:
+            return plan, depth
+        return attrs.evolve(plan, proposer=None), depth
 
     def goes_on_plainly(self, room: int | None) -> bool:
         """Whether the step after the present token is sure to be made, without a draft."""

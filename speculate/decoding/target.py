@@ -56,11 +56,13 @@ class Target:
     def forward(self, newest: mx.array, draft: Draft, plan: Plan) -> Block:
         """Feed the newest token `(1,)` and a draft behind it."""
         newest = newest.astype(mx.uint32)
-        # MLX does not check the ids that it looks up: one out of range must not crash the
-        # process. Clamped it is as wrong as before, and falls.
-        most = self._setup.model.vocab_size - 1
-        draft = Draft(mx.minimum(draft.tokens.astype(mx.uint32), most), draft.laws)
-        fed = mx.concatenate([newest, draft.tokens])[None]
+        fed = newest[None]
+        if draft.tokens.shape[0]:
+            # MLX does not check the ids that it looks up: one out of range must not crash the
+            # process. Clamped it is as wrong as before, and falls.
+            most = self._setup.model.vocab_size - 1
+            draft = Draft(mx.minimum(draft.tokens.astype(mx.uint32), most), draft.laws)
+            fed = mx.concatenate([newest, draft.tokens])[None]
         out = self._setup.model.forward(fed, self._caches)
         decision = self._setup.sampler.verify(newest, draft, out.logits[0])
         return Block(fed, plan, draft, out, decision)

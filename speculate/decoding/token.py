@@ -12,6 +12,26 @@ from speculate.decoding.block import Block, to_ints
 
 
 @final
+class Scores:
+    """Log-probabilities of all tokens of a block, computed when one of them is first read.
+
+    Args:
+        logits: `(rows, vocabulary)`.
+    """
+
+    def __init__(self, logits: mx.array) -> None:
+        self._logits = logits
+        self._logprobs: mx.array | None = None
+
+    def row(self, index: int) -> mx.array:
+        """Those of one row, `(vocabulary,)` float32."""
+        if self._logprobs is None:
+            logits = self._logits.astype(mx.float32)
+            self._logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        return self._logprobs[index]
+
+
+@final
 @attrs.frozen(eq=False)
 class Token:
     """One emitted token.
@@ -28,7 +48,7 @@ class Token:
     from_draft: bool
     proposer: str | None
     finish_reason: str | None
-    _logits: mx.array = attrs.field(repr=False)
+    _scores: Scores = attrs.field(repr=False)
     _row: int = attrs.field(repr=False)
 
     @property
@@ -37,8 +57,7 @@ class Token:
 
         After logits processors, and before the filters and the temperature.
         """
-        logits = self._logits[self._row].astype(mx.float32)
-        return logits - mx.logsumexp(logits, keepdims=True)
+        return self._scores.row(self._row)
 
     def top_logprobs(self, n: int) -> list[tuple[int, float]]:
         """The `n` most likely ids and their log-probabilities, the most likely first.
@@ -63,13 +82,14 @@ def tokens_of(
             counts as a stop.
     """
     tokens: list[Token] = []
+    scores = Scores(block.decision.logits)
     for index, id_ in enumerate(ids):
         reason = "length" if remaining == index + 1 else None
         if id_ in stop_tokens:
             reason = "stop"
         from_draft = index < len(ids) - 1
         name = block.proposer if from_draft else None
-        tokens.append(Token(id_, from_draft, name, reason, block.decision.logits, index))
+        tokens.append(Token(id_, from_draft, name, reason, scores, index))
         if reason is not None:
             break
     return tokens

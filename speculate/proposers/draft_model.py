@@ -21,8 +21,11 @@ from speculate.protocols import (
     SpeculativeModel,
 )
 
-FLUSH: Final = 256
-"""Tokens that may wait for the next draft before the model takes them in without one."""
+FLUSH: Final = 1024
+"""Tokens that may wait for the next draft before the model takes them in without one.
+
+Who is never asked again never pays for them. More would make the next draft wait long.
+"""
 
 BATCHED: Final = 12
 """Most waiting tokens that share a recorded forward with the first step of a draft."""

@@ -21,8 +21,14 @@ from speculate.protocols import (
     SpeculativeModel,
 )
 
-FLUSH: Final = 256
-"""Rows that may wait for the next draft before the head takes them in without one."""
+FLUSH: Final = 1024
+"""Rows that may wait for the next draft before the head takes them in without one.
+
+Their hidden states are kept meanwhile. A head that is never asked again never pays for them.
+"""
+
+BATCHED: Final = 12
+"""Most waiting rows that share a step with the first draft: logits come for each of them."""
 
 
 @final
@@ -90,6 +96,8 @@ class MTPChain:
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
         if not self._hidden:
             return Draft(mx.zeros((0,), dtype=newest.dtype))
+        if self._known_rows() > BATCHED:
+            self._flush()
         state = mx.concatenate(self._hidden, axis=1)
         tokens = mx.concatenate([*self._tokens, newest])
         chain: list[Choice] = []

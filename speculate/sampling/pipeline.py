@@ -41,10 +41,10 @@ class Pipeline:
         return self._rule.choose(logits, self._position + 1 + index)
 
     def verify(self, newest: mx.array, draft: Draft, logits: mx.array, /) -> Decision:
-        text = mx.concatenate([self._history, newest, draft.tokens])
-        if not self._processors.pure:
-            return self._row_by_row(text, draft, logits)
         if len(self._processors):
+            text = mx.concatenate([self._history, newest, draft.tokens])
+            if not self._processors.pure:
+                return self._row_by_row(text, draft, logits)
             rows = [self._processed(text, draft, logits, row) for row in range(logits.shape[0])]
             logits = mx.concatenate(rows)
         judged = self._rule.judge(logits, self._positions(0, logits.shape[0]), draft)

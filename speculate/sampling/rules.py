@@ -55,9 +55,7 @@ class Rule(Protocol):
 
 
 def leading(stands: mx.array) -> mx.array:
-    """How many of `(k,)` booleans hold before the first that does not; `()` int32."""
-    if stands.shape[0] == 0:
-        return mx.zeros((), dtype=mx.int32)
+    """How many of `(k,)` booleans, `k` at least 1, hold before the first that does not."""
     return mx.cumprod(stands.astype(mx.int32)).sum().astype(mx.int32)
 
 
@@ -76,4 +74,6 @@ class ByEquality:
 
     def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
         tokens = self._chooser.pick(logits, positions)
+        if not draft.tokens.shape[0]:
+            return Judgement(mx.zeros((), dtype=mx.int32), tokens)
         return Judgement(leading(tokens[: draft.tokens.shape[0]] == draft.tokens), tokens)

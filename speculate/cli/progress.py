@@ -1,13 +1,19 @@
-"""Bars that show how far something is, to a person."""
+"""How far something is: bars for a person, and lines where nobody watches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+Stage = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+"""Opens a stage by its name and its number of steps; inside, each step is told by a call."""
 
 
 @contextmanager
@@ -20,3 +26,18 @@ def bars() -> Iterator[Progress]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         yield progress
+
+
+@contextmanager
+def stages() -> Iterator[Stage]:
+    """A bar for each stage in a terminal; elsewhere a line, on standard error, when it is done."""
+    with bars() as progress:
+
+        @contextmanager
+        def stage(name: str, steps: int) -> Iterator[Callable[[], None]]:
+            task, began = progress.add_task(name, total=steps), time.perf_counter()
+            yield partial(progress.advance, task)
+            if progress.disable:
+                print(f"{name}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+
+        yield stage

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -146,7 +148,18 @@ def test_ways_go_forth_and_back() -> None:
     fixed = [f"{name} {depth}" for name in ("draft", "mtp", "lookup") for depth in (1, 3, 6)]
     assert list(ways) == ["off", *fixed, "adaptive"]
     some = {way: ways[way] for way in ("off", "mtp 3", "draft 1")}
-    runs = run_all(model, some, {"code": [[5, 6, 7]], "prose": [[8, 9]]}, 3, (), lambda: None)
+    prompts = {"code": [[5, 6, 7]], "prose": [[8, 9]]}
+    told: list[str] = []
+
+    @contextmanager
+    def stage(name: str, steps: int) -> Iterator[Callable[[], None]]:
+        told.append(f"{name}, {steps} steps")
+        yield lambda: told.append(".")
+
+    runs = run_all(model, some, prompts, 3, (), stage)
+    assert "".join(told) == (
+        "warm-up, 3 steps...code 1 of 1, 6 steps......prose 1 of 1, 6 steps......"
+    )
     order = ["off", "mtp 3", "draft 1", "draft 1", "mtp 3", "off"]
     assert [(run.workload, run.way) for run in runs] == [
         (workload, way) for workload in ("code", "prose") for way in order
@@ -174,7 +187,12 @@ def dense(tmp_path: Path) -> str:
 
 def test_all_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, dense: str) -> None:
     said = bench(capsys, tmp_path / "deep" / "out", "--model", dense, "--draft", dense)
-    assert (said.status, said.err) == (0, "")
+    assert said.status == 0
+    assert re.sub(r"\d+\.\d s", "# s", said.err).splitlines() == [
+        "forwards: # s",
+        "warm-up: # s",
+        *(f"{kind} {index} of 2: # s" for kind in ("code", "prose") for index in (1, 2)),
+    ]
     found: dict[str, Any] = json.loads((tmp_path / "deep" / "out" / "bench.json").read_text())
     assert (found["model"], found["draft_model"], found["tokens"]) == (dense, dense, 4)
     assert found["same_text"] is True
@@ -206,9 +224,8 @@ def test_without_matplotlib_the_numbers_are_written(
     monkeypatch.setattr(command, "find_spec", lambda _: None)
     said = bench(capsys, tmp_path / "out", "--model", dense)
     assert said.status == 0
-    assert said.err == (
-        "There is no matplotlib here, so bench.png is not drawn: "
-        "pip install 'mlx-speculate[plots]'\n"
+    assert said.err.splitlines()[0] == (
+        "There is no matplotlib here, so bench.png is not drawn: pip install 'mlx-speculate[plots]'"
     )
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["bench.json"]
     assert said.out.endswith("bench.json\n")

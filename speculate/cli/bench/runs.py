@@ -8,6 +8,7 @@ from typing import Final, final
 import attrs
 
 from speculate.cli.models import strategy_for
+from speculate.cli.progress import Stage
 from speculate.decoding.decoder import Decoder
 from speculate.decoding.stats import DraftStats
 from speculate.protocols import Round, SpeculativeModel, Strategy
@@ -73,7 +74,7 @@ def run_all(
     workloads: Mapping[str, Sequence[Sequence[int]]],
     tokens: int,
     stop_tokens: Collection[int],
-    done: Callable[[], None],
+    stage: Stage,
 ) -> list[Run]:
     """Decode every text in every way, twice.
 
@@ -86,19 +87,21 @@ def run_all(
         workloads: Prompts by kind, as ids.
         tokens: Tokens to generate for each, at most.
         stop_tokens: Ids that end a text.
-        done: Called after each text.
+        stage: Told of the warm-up and of each prompt.
     """
     runs = []
     first = next(iter(workloads.values()))[0]
-    for make in ways.values():
-        _run(model, make, first, min(WARM_UP, tokens), stop_tokens)
-        done()
+    with stage("warm-up", len(ways)) as done:
+        for make in ways.values():
+            _run(model, make, first, min(WARM_UP, tokens), stop_tokens)
+            done()
     for workload, prompts in workloads.items():
         for index, prompt in enumerate(prompts):
-            for way in [*ways, *reversed([*ways])]:
-                ids, rounds = _run(model, ways[way], prompt, tokens, stop_tokens)
-                runs.append(Run(workload, index, way, ids, rounds))
-                done()
+            with stage(f"{workload} {index + 1} of {len(prompts)}", 2 * len(ways)) as done:
+                for way in [*ways, *reversed([*ways])]:
+                    ids, rounds = _run(model, ways[way], prompt, tokens, stop_tokens)
+                    runs.append(Run(workload, index, way, ids, rounds))
+                    done()
     return runs
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Final, final
 
 import mlx.core as mx
@@ -15,6 +17,12 @@ CHUNK: Final = 2048
 
 WIDTHS: Final = (1, 2, 3, 5, 9)
 """Of the blocks whose rounding is compared."""
+
+DRAWN: Final = 6
+"""Times that a text is fed in blocks of random widths as well, when there is a second look."""
+
+BEFORE: Final = 64
+"""Tokens in front that are then fed in such blocks, too."""
 
 
 @final
@@ -44,20 +52,24 @@ class Oracle:
 
     def cold(self, ids: Sequence[int], first: int = 0) -> mx.array:
         """Logits of a cold prefill, `(T - first, vocabulary)`, from a token on."""
-        caches = self.caches()
+        return self.blocks(ids, [len(ids) - first], first)
+
+    def blocks(self, ids: Sequence[int], widths: Sequence[int], first: int = 0) -> mx.array:
+        """Logits of a text, `(T - first, vocabulary)`: a prefill, and the rest of it in blocks.
+
+        Args:
+            ids: The text.
+            widths: Of the blocks, over and over.
+            first: Tokens of the prefill.
+        """
+        caches, rows = self.caches(), list[mx.array]()
         for start in range(0, first, CHUNK):
             # Nobody evaluates these logits, and so nobody computes them.
             self.feed(ids[start : min(start + CHUNK, first)], caches)
-        logits = self.feed(ids[first:], caches)
-        mx.eval(logits)
-        return logits
-
-    def blocks(self, ids: Sequence[int], widths: Iterable[int]) -> mx.array:
-        """Logits of a text that is fed in blocks, `(T, vocabulary)` for as many as these are."""
-        caches, start, rows = self.caches(), 0, []
-        for width in widths:
-            rows.append(self.feed(ids[start : start + width], caches))
-            start += width
+        start, sizes = first, cycle(widths)
+        while start < len(ids):
+            rows.append(self.feed(ids[start : start + next(sizes)], caches))
+            start += rows[-1].shape[0]
             mx.eval(rows[-1])
         return mx.concatenate(rows)
 
@@ -73,9 +85,34 @@ class Oracle:
         worst = 0.0
         for width in WIDTHS:
             length = min(len(ids), window) if window and width == 1 else len(ids)
-            found = self.blocks(ids[:length], [width] * (length // width))
-            worst = max(worst, *apart(found, whole[: found.shape[0]]))
+            found = self.blocks(ids[:length], [width])
+            worst = max(worst, *apart(found, whole[:length]))
         return worst
+
+    def spread(self, ids: Sequence[int], first: int) -> list[float]:
+        """How far apart the logits of one text are at each place, fed in a dozen ways.
+
+        Single steps count where a window has wrapped, too: in another order the same rows add
+        up to another sum, and no more than that.
+
+        Args:
+            ids: The text.
+            first: Its first token whose logits are wanted.
+        """
+        low = high = self.cold(ids, first)
+        for prefill, widths in _ways(first):
+            rows = self.blocks(ids, widths, prefill)[first - prefill :]
+            low, high = mx.minimum(low, rows), mx.maximum(high, rows)
+            mx.eval(low, high)
+        return apart(high, low)
+
+
+def _ways(first: int) -> Iterator[tuple[int, Sequence[int]]]:
+    """Ways to feed a text: tokens of the prefill, and widths of the blocks behind it."""
+    yield from ((first, [width]) for width in WIDTHS)
+    dice = random.Random(0)
+    for _ in range(DRAWN):
+        yield max(0, first - BEFORE), dice.choices(range(1, 10), k=BEFORE)
 
 
 def row(ids: Sequence[int]) -> mx.array:

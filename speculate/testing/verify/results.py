@@ -34,6 +34,8 @@ class Difference:
             differs is no logit.
         kind: What it means.
         detail: What was found, and what was expected.
+        spread: How far mlx-lm's own logits are apart at this place, fed in a dozen ways; `None`
+            where there was no second look.
     """
 
     position: int
@@ -41,10 +43,12 @@ class Difference:
     ulps: float | None
     kind: Kind
     detail: str
+    spread: float | None = None
 
     def line(self) -> str:
         """For people."""
-        return f"position {self.position}: {self.detail}{self.apart(': ', ' apart')}"
+        line = f"position {self.position}: {self.detail}{self.apart(': ', ' apart')}"
+        return line if self.spread is None else f"{line}; mlx-lm's own up to {self.spread:.3g}"
 
     def apart(self, before: str, behind: str = "") -> str:
         """How far off, in words, between others; nothing where it is not a matter of how far."""
@@ -89,7 +93,12 @@ class Result:
             f"{counts[kind]} {words}" for kind, words in WORDS.items() if counts[kind]
         )
         worst = max(self.differences, key=lambda difference: difference.size)
-        return f"{len(self.differences)} not equal ({kinds}){worst.apart(', by up to ')}"
+        found = f"{len(self.differences)} not equal ({kinds}){worst.apart(', by up to ')}"
+        spreads = [one.spread for one in self.differences if one.spread is not None]
+        if not spreads:
+            return found
+        own = f"mlx-lm's own are up to {max(spreads):.3g} apart there"
+        return f"{found}; {len(spreads)} looked at again: {own}"
 
 
 def counted(count: int, unit: str) -> str:

@@ -12,6 +12,7 @@ import mlx.core as mx
 from speculate.decoding.window import speculation
 from speculate.testing.verify.oracle import CHUNK, row
 from speculate.testing.verify.results import Difference, Result
+from speculate.testing.verify.second_look import second_look
 from speculate.testing.verify.subject import BEYOND, Subject
 
 WIDTHS: Final = range(1, 10)
@@ -98,13 +99,15 @@ def rewinds_equal_a_cold_prefill(subject: Subject) -> Result:
     """A walk, and the logits that mlx-lm's model gives for the same text at once."""
     rows, differences = 0, list[Difference]()
     for start in starts(subject):
-        expected = subject.oracle.cold(subject.ids(0, start + LENGTH), start)
+        ids, found = subject.ids(0, start + LENGTH), list[Difference]()
+        expected = subject.oracle.cold(ids, start)
         for step in walk(subject, start, _next(subject)):
             first, count = step.position - start, step.rows.shape[0]
             rows += count
-            differences += subject.rounding.compare(
+            found += subject.rounding.compare(
                 step.rows, expected[first : first + count], step.position, step.what
             )
+        differences += second_look(subject, found, ids, start, start)
     filled = (starts(subject)[-1] + LENGTH) / subject.window if subject.window else 0
     note = f"up to {filled:.1f} windows of {subject.window}" if subject.window else ""
     return Result(rows, "rows", differences, note)

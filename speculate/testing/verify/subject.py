@@ -69,6 +69,7 @@ class Subject:
         self.window: int = _widest_window(model.make_cache())
         self._text = list(text)
         self._plain: dict[Sampling, PlainText] = {}
+        self._spread: dict[tuple[int, ...], list[float]] = {}
 
     def ids(self, start: int, stop: int) -> list[int]:
         """Some tokens of the text."""
@@ -90,6 +91,12 @@ class Subject:
         if sampling not in self._plain:
             self._plain[sampling] = PlainText(self.model, self.prompt, self.tokens, sampling)
         return self._plain[sampling]
+
+    def spread(self, ids: Sequence[int], first: int) -> list[float]:
+        """How far apart mlx-lm's own logits are, fed in many ways: of each token from one on."""
+        if (key := (first, *ids)) not in self._spread:
+            self._spread[key] = self.oracle.spread(ids, first)
+        return self._spread[key]
 
 
 def _widest_window(caches: Iterable[Rollbackable]) -> int:

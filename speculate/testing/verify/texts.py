@@ -17,6 +17,7 @@ from speculate.testing.verify.drafters import Drafter
 from speculate.testing.verify.plain import PlainText, place
 from speculate.testing.verify.results import Difference, Result
 from speculate.testing.verify.rounding import Rounding
+from speculate.testing.verify.second_look import second_look
 from speculate.testing.verify.subject import Subject
 
 DEPTHS: Final = (1, 2, 3, 4, 5)
@@ -64,7 +65,7 @@ def follow(
                 if token.id != place.token:
                     found.append(place.difference(position, token.id, subject.rounding, how))
                     break
-    return done - start, found
+    return done - start, _again(subject, plain, found)
 
 
 def text_by(
@@ -102,7 +103,13 @@ def text_by_mlx_lm(subject: Subject, sampling: Sampling) -> Result:
             rounding = _as_rotated(subject, logits)
             expected = plain.places[index]
             differences.append(expected.difference(position, found, rounding, "mlx-lm"))
-    return Result(len(fed), "tokens", differences)
+    return Result(len(fed), "tokens", _again(subject, plain, differences))
+
+
+def _again(subject: Subject, plain: PlainText, found: Sequence[Difference]) -> list[Difference]:
+    """A second look at tokens: each is chosen by the logits of the one before."""
+    ids, first = [*plain.prompt, *plain.ids[:-1]], len(plain.prompt) - 1
+    return second_look(subject, found, ids, first, first + 1)
 
 
 def _as_rotated(subject: Subject, logits: mx.array) -> Rounding:

@@ -33,6 +33,7 @@ class KnowingHead:
     Attributes:
         caches: Every cache it made, oldest first.
         starts: Positions they started at.
+        widths: Rows of each step.
     """
 
     def __init__(self, text: Sequence[int], wrong: Container[int] = (), tick: Tick = quiet) -> None:
@@ -41,6 +42,7 @@ class KnowingHead:
         self._tick = tick
         self.caches: list[RewindableKVCache] = []
         self.starts: list[int] = []
+        self.widths: list[int] = []
 
     def make_cache(self, position: int = 0) -> list[Rollbackable]:
         self.caches.append(RewindableKVCache(position))
@@ -53,6 +55,7 @@ class KnowingHead:
         layer = cache[0]
         assert isinstance(layer, RewindableKVCache)
         start, count = layer.length(), tokens.shape[1]
+        self.widths.append(count)
         positions = mx.arange(start, start + count).astype(mx.float32)
         parts = [hidden, tokens[..., None].astype(mx.float32), positions[None, :, None]]
         rows = mx.concatenate(parts, axis=-1)[None]

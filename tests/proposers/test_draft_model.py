@@ -145,3 +145,16 @@ def test_ids_that_only_the_drafts_padding_has_are_never_drafted() -> None:
     tokens = kit.decode("dense", Fixed(watched, 4), count=16)
     kit.check_tokens("dense", kit.PROMPT, tokens)
     assert max(id_ for _, _, ids in watched.drafts for id_ in ids) < tiny.VOCAB
+
+
+def test_who_is_not_asked_takes_nothing_in_and_catches_up_in_one_go() -> None:
+    draft = WatchedModel(kit.get("qwen3_5").model)
+    watched = WatchedProposer(DraftModel(draft))
+    strategy = ScheduledStrategy([(watched, k) for k in [*[0] * 15, 2]])
+    prompt = kit.text_of(9)
+    tokens = []
+    for token in Decoder(kit.get("dense").model, strategy).generate(prompt, 18):
+        tokens.append(token)
+        assert bool(draft.widths) == (len(tokens) > 15)
+    assert draft.widths[0] > draft_model.BATCHED
+    check_draft_model("qwen3_5", [*prompt, *kit.ids_of(tokens)], watched)

@@ -123,6 +123,15 @@ def test_rows_that_wait_long_are_taken_in_between(
     check_rows(run.rows(), [*kit.PROMPT, *tokens])
 
 
+def test_logits_come_for_few_of_the_rows_that_waited() -> None:
+    # A large vocabulary's for all of them would be more than the head's whole work.
+    run = Run(kit.text_of(40), [*[0] * 9, 2])
+    tokens = kit.ids_of(run.decoder.generate(kit.text_of(40), 12))
+    assert run.head.widths[0] > mtp_chain.BATCHED
+    assert max(run.head.widths[1:]) <= mtp_chain.BATCHED + 1
+    check_rows(run.rows(), [*kit.text_of(40), *tokens])
+
+
 @pytest.mark.parametrize("emitted", range(1, 7))
 def test_closing_in_the_middle_of_a_block_leaves_no_row_of_what_was_not_emitted(
     emitted: int,

@@ -16,6 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NoReturn
 
+import mlx.core as mx
+
 THREADS: Final = 2
 PATTERN: Final = "*-linux-gnu/openblas-pthread/libopenblas.so.0"
 """Where Debian's package puts the library, under `/usr/lib`."""
@@ -29,7 +31,7 @@ ROOT: Final = Path(__file__).parents[1]
 def enter(threads: int = THREADS) -> None:
     """Start this program again with OpenBLAS in front, unless it runs so already.
 
-    Call it first thing in `main`. On macOS there is nothing to do.
+    Call it first thing in `main`. On macOS, and on a GPU, there is nothing to do.
 
     Args:
         threads: For products.
@@ -37,7 +39,8 @@ def enter(threads: int = THREADS) -> None:
     Raises:
         SystemExit: OpenBLAS is not installed, or the loader ignored it.
     """
-    if sys.platform == "linux" and loaded() is None:
+    on_cpu = mx.default_device() == mx.cpu
+    if sys.platform == "linux" and on_cpu and loaded() is None:
         start_again(find_openblas(), threads)
 
 
@@ -81,6 +84,7 @@ def environment() -> dict[str, str | int | None]:
     """What a measurement depends on, for its JSON file."""
     blas = loaded()
     return {
+        "device": mx.device_info(mx.default_device()).get("device_name", "") or _cpu(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),

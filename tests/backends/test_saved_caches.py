@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for family in ALL:
         save_prompt_cache(str(folder / f"{family}.safetensors"), handed_back(family))
     module = "tests.backends.stock_process"
-    command = [sys.executable, "-m", module, str(folder), *ALL]
+    command = [sys.executable, "-m", "tests.on_cpu", module, str(folder), *ALL]
     subprocess.run(command, cwd=ROOT, check=True, timeout=120)
     return folder
 

@@ -16,6 +16,7 @@ PEAK = """
 import resource, sys
 from pathlib import Path
 import mlx.core as mx
+mx.set_default_device(mx.cpu)
 from mlx_lm.models import qwen3_5
 from speculate.checkpoints import find_head, read_head
 from speculate.models.mtp_head import build_head

@@ -6,6 +6,8 @@ import shlex
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
+from typing import Final
 
 import attrs
 import pytest
@@ -16,6 +18,8 @@ from speculate.cli.figures import Run
 from speculate.cli.main import COMMANDS
 from speculate.loading import demo_prompt
 from tests.cli.running import run
+
+ROOT: Final = Path(__file__).parents[2]
 
 
 def test_the_same_text_three_times(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,8 +51,8 @@ def test_texts_that_differ_are_said_to(
 
 
 def test_as_make_demo_runs_it() -> None:
-    command = [sys.executable, "-m", "speculate.cli.demo", "--max-tokens", "6"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "tests.on_cpu", "speculate.cli.demo", "--max-tokens", "6"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.endswith("The three texts are identical.\n")
 

@@ -93,6 +93,7 @@ def test_two_continuations_of_one_prefix_are_each_as_cold(name: str, tmp_path: P
 READ_BY_MLX_LM_ALONE: Final = """
 import sys
 import mlx.core as mx
+mx.set_default_device(mx.cpu)
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import load_prompt_cache
 from tests import tiny

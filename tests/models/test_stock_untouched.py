@@ -40,6 +40,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, str]:
             [
                 sys.executable,
                 "-m",
+                "tests.on_cpu",
                 "tests.models.untouched",
                 str(folder / f"{mode}.safetensors"),
                 mode,

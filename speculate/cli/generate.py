@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, cast
 
@@ -102,6 +103,9 @@ def run(args: argparse.Namespace) -> int:
         chat = cast(bool, tokenizer.has_chat_template)
         if args.chat_template is not None:
             chat = args.chat_template == "on"
+        if args.prompt is None and args.events != STANDARD_ERROR:
+            begins = prompt.strip().partition("\n")[0]
+            print(f"no --prompt, so this goes on from a bundled one: {begins} ...", file=sys.stderr)
         shown = stack.enter_context(screen(stats=args.stats, live=args.events != STANDARD_ERROR))
         found = decode(
             model,

@@ -60,8 +60,8 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
         "--prompt",
         "-p",
         metavar="TEXT",
-        help="what to go on from; - reads standard input (default: the beginning of a "
-        "function that the bundled models have not seen)",
+        help="what to go on from; - reads standard input (default: the beginning of the function "
+        "formatyear, which the bundled models have not seen)",
     )
 
 

@@ -16,11 +16,12 @@ import pytest
 
 import speculate as sp
 from speculate.cli.telemetry.events import EventLog
+from speculate.loading import demo_prompt
 from speculate.protocols import Round
 from tests import tiny, words
 from tests.cli.running import run
 
-OPTIONS = ("generate", "--proposer", "mtp", "--depth", "2")
+OPTIONS = ("generate", "--proposer", "mtp", "--depth", "2", "--prompt", demo_prompt())
 
 
 def read(text: str) -> list[dict[str, Any]]:
@@ -89,7 +90,7 @@ def test_a_file_goes_on_where_it_ended(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 def test_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    said = run(capsys, *OPTIONS, "-m", "6", "--events", "-")
+    said = run(capsys, "generate", "-m", "6", "--events", "-")  # and not a word besides
     assert said.status == 0
     assert sum(line["emitted"] for line in read(said.err)) == 6
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 import speculate as sp
 from speculate.cli.telemetry.screen import Live
+from speculate.loading import demo_prompt
 from speculate.protocols import Round
 from tests.cli.running import run
 
@@ -117,7 +118,8 @@ def test_before_the_first_round() -> None:
 
 
 def test_elsewhere_a_table_stands_below_the_text(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("generate", "--proposer", "mtp", "--depth", "2", "-m", "24")
+    prompt = ("--prompt", demo_prompt())
+    options = ("generate", *prompt, "--proposer", "mtp", "--depth", "2", "-m", "24")
     plain = run(capsys, *options)
     said = run(capsys, *options, "--stats")
     assert (said.status, said.err) == (0, "")

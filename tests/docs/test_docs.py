@@ -1,9 +1,13 @@
 """Every python block of the documentation runs, prints what it says it prints, and is tidy."""
 
+import re
 from pathlib import Path
 
+import attrs
 import pytest
 from pytest_examples import CodeExample, EvalExample, find_examples
+
+from speculate.protocols import Round
 
 ROOT = Path(__file__).parents[2]
 PAGES = [path for path in (ROOT / "README.md", ROOT / "docs") if path.exists()]
@@ -33,3 +37,10 @@ def test_block(
     else:
         eval_example.run_print_check(example)
         eval_example.lint_ruff(example)
+
+
+def test_all_fields_of_a_round_are_described() -> None:
+    page = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
+    table = page.partition("{#fields}")[2].partition("\n#")[0]
+    described = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(described) == sorted(field.name for field in attrs.fields(Round))

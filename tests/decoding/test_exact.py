@@ -9,7 +9,7 @@ import pytest
 from speculate.decoding.decoder import Decoder
 from speculate.protocols import Round
 from speculate.strategies.fixed import Fixed
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.testing.fakes import RecordingObserver, ScheduledStrategy
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.watched import WatchedModel
@@ -41,6 +41,19 @@ def test_a_rollback_right_after_another_returns_to_the_right_point(name: str) ->
     caches = kit.stock_caches(name)
     tokens = kit.decode(name, Fixed(proposer, 3), count=18, caches=caches)
     kit.check_tokens(name, kit.PROMPT, tokens)
+    kit.check_holds(name, caches, [*kit.PROMPT, *kit.ids_of(tokens)])
+
+
+@pytest.mark.parametrize("name", [*kit.PROMISED, "lfm2"])
+def test_drafts_deeper_than_caches_record_are_exact(name: str) -> None:
+    count, wrong = 150, (70, 30, None)
+    proposer = kit.scripted(name, kit.PROMPT, count, lambda n: wrong[n % len(wrong)])
+    caches, rounds = kit.stock_caches(name), RecordingObserver()
+    strategy = ScheduledStrategy([(proposer, 90)] * count)
+    decoder = Decoder(kit.get(name).model, strategy, observer=rounds)
+    tokens = list(decoder.generate(kit.PROMPT, count, caches))
+    assert [round.accepted for round in rounds.rounds[:2]] == [70, 30]
+    kit.check_tokens(name, kit.PROMPT, tokens, within=1e-4)
     kit.check_holds(name, caches, [*kit.PROMPT, *kit.ids_of(tokens)])
 
 

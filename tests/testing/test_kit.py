@@ -15,11 +15,13 @@ import speculate.testing.laws
 import speculate.testing.suites
 from speculate.backends.group import CacheGroup
 from speculate.errors import SpeculateError
-from speculate.protocols import MTPHead, Round, SpeculativeModel
+from speculate.proposers.prompt_lookup import PromptLookup
+from speculate.protocols import MTPHead, Plan, Round, SpeculativeModel
 from speculate.testing import (
     BrokenLawError,
     MadeUpClock,
     RecordingObserver,
+    ScheduledStrategy,
     ToyHead,
     ToyModel,
     assert_lossless,
@@ -27,6 +29,7 @@ from speculate.testing import (
 from speculate.testing.broken import at, law, require
 from speculate.testing.driving import Driven
 from speculate.testing.laws.models import whatever_is_rejected_leaves_no_trace
+from speculate.testing.laws.strategies import check
 from speculate.testing.suites import HeadTests, ModelTests
 from speculate.testing.toy_layers import WIDTH
 
@@ -96,6 +99,22 @@ def test_an_interrupt_is_nobodys_broken_law() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         two_and_two_are_five(interrupted)
+
+
+@pytest.mark.parametrize(
+    ("depth", "reason"),
+    [
+        (-1, "plan at least 1, or Plan"),
+        (0, "plan at least 1, or Plan"),
+        (49, "plan at most 48. Deeper is exact and slow: caches record 64 tokens"),
+    ],
+)
+def test_a_depth_that_is_refused_says_why(depth: int, reason: str) -> None:
+    lookup = PromptLookup()
+    strategy = ScheduledStrategy([(lookup, 2)])
+    with pytest.raises(BrokenLawError, match=f"plans {depth} drafts by 'lookup': {reason}"):
+        check(Plan(lookup, depth), strategy)
+    check(Plan(lookup, 48), strategy)
 
 
 # No law is forgotten.

@@ -8,6 +8,7 @@ from typing import Final, cast, final
 
 import mlx.core as mx
 
+from speculate.backends.group import RECORD_WINDOW
 from speculate.decoding.decoder import Decoder
 from speculate.protocols import Plan, Round, SpeculativeModel, Strategy
 from speculate.strategies.fixed import MAX_DEPTH
@@ -98,8 +99,13 @@ def check(plan: Plan, strategy: Strategy) -> None:
     name = plan.proposer.name
     known = any(plan.proposer is proposer for proposer in strategy.proposers)
     require(known, f"plans '{name}', which is not among its proposers and hears of nothing")
-    fits = 1 <= plan.depth <= MAX_DEPTH
-    require(fits, f"plans {plan.depth} drafts by '{name}'; from 1 to {MAX_DEPTH} are possible")
+    plans = f"plans {plan.depth} drafts by '{name}': plan"
+    require(plan.depth >= 1, f"{plans} at least 1, or Plan() for a round without")
+    deepest = (
+        f"at most {MAX_DEPTH}. Deeper is exact and slow: caches record {RECORD_WINDOW} tokens, and "
+        "what stands of a longer draft may be fed again"
+    )
+    require(plan.depth <= MAX_DEPTH, f"{plans} {deepest}")
 
 
 @law

@@ -101,10 +101,7 @@ def check(plan: Plan, strategy: Strategy) -> None:
     require(known, f"plans '{name}', which is not among its proposers and hears of nothing")
     plans = f"plans {plan.depth} drafts by '{name}': plan"
     require(plan.depth >= 1, f"{plans} at least 1, or Plan() for a round without")
-    deepest = (
-        f"at most {MAX_DEPTH}. Deeper is exact and slow: caches record {RECORD_WINDOW} tokens, and "
-        "what stands of a longer draft may be fed again"
-    )
+    deepest = f"at most {MAX_DEPTH}, since caches record {RECORD_WINDOW} tokens"
     require(plan.depth <= MAX_DEPTH, f"{plans} {deepest}")
 
 

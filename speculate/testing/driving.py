@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import cast, final
+from typing import Final, cast, final
 
 import mlx.core as mx
 
 from speculate.errors import RewindError
 from speculate.protocols import Forward, Rollbackable, SpeculativeModel, StockModel
 from speculate.testing.broken import BrokenLawError, at
+
+STOCK: Final = "mlx-lm's own model"
 
 
 def feed(model: SpeculativeModel, tokens: Sequence[int], caches: Sequence[object]) -> mx.array:
@@ -32,7 +34,9 @@ def distances(found: mx.array, expected: mx.array) -> list[float]:
     return cast("list[float]", apart.tolist())
 
 
-def compare(found: mx.array, expected: mx.array, tolerance: float, position: int) -> None:
+def compare(
+    found: mx.array, expected: mx.array, tolerance: float, position: int, oracle: str
+) -> None:
     """Compare rows `(T, n)` with what they ought to be.
 
     Args:
@@ -40,13 +44,14 @@ def compare(found: mx.array, expected: mx.array, tolerance: float, position: int
         expected: As it ought to be.
         tolerance: In units of the largest number; 0 for equal bits.
         position: In the text, of the first row.
+        oracle: What gave the expected rows, in words.
 
     Raises:
         BrokenLawError: At the first row that is further off.
     """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         raise BrokenLawError(
-            f"{found.dtype} {found.shape} instead of {expected.dtype} {expected.shape}",
+            f"{found.dtype} {found.shape} instead of {expected.dtype} {expected.shape} of {oracle}",
             position=position,
         )
     if bool(mx.array_equal(found, expected)):
@@ -54,7 +59,7 @@ def compare(found: mx.array, expected: mx.array, tolerance: float, position: int
     most = tolerance * cast(float, mx.abs(expected.astype(mx.float32)).max().item())
     for row, apart in enumerate(distances(found, expected)):
         if not apart <= most:
-            raise BrokenLawError(f"{apart} from what a cold prefill gives", position=position + row)
+            raise BrokenLawError(f"{apart} from those of {oracle}", position=position + row)
 
 
 @final
@@ -88,6 +93,8 @@ class Driven:
         self.tolerance = tolerance
         self.text: list[int] = [dice.randrange(model.vocab_size) for _ in range(length)]
         self._oracle = oracle or self._cold_prefill
+        prefilled = f"a cold prefill by {'the model itself' if stock is None else STOCK}"
+        self._named = prefilled if oracle is None else "the given oracle"
         self._expected: mx.array | None = None
 
     def expected(self, start: int, stop: int) -> mx.array:
@@ -113,7 +120,7 @@ class Driven:
             BrokenLawError: They are off.
         """
         most = self.tolerance if tolerance is None else tolerance
-        compare(found, self.expected(start, start + found.shape[0]), most, start)
+        compare(found, self.expected(start, start + found.shape[0]), most, start, self._named)
 
     def wrong(self, start: int, count: int) -> list[int]:
         """Tokens that are not those of the text."""

@@ -128,7 +128,7 @@ class Fed:
             return
         apart = cast("list[bool]", (found != expected).any(axis=-1).tolist())
         raise BrokenLawError(
-            "a layer sees other rows than those of the text",
+            "a layer sees other rows than with mlx-lm's own cache, fed token by token",
             position=self.length + apart.index(True),
         )
 

@@ -24,6 +24,8 @@ PROMPTS: Final = (1, 9)
 WRONG: Final = (None, 0, 1, 2, 3)
 """Which draft of a block is wrong, in turn."""
 
+COLD: Final = "those of a cold prefill by the model itself"
+
 
 @law
 def assert_lossless(
@@ -110,14 +112,15 @@ def _compare(
         with at(observer.round_of(index), len(prompt) + index):
             require(
                 apart[index] <= largest,
-                f"next logits are {apart[index]} from those of a cold prefill",
+                f"next logits are {apart[index]} from {COLD}",
             )
             if token.id != plain[index]:
                 gap = cast(float, (scores[index][plain[index]] - scores[index][token.id]).item())
                 near = sampling is None and abs(gap) <= largest
-                require(near, f"token {token.id} instead of {plain[index]}, {gap} apart")
+                said = f"token {token.id} instead of plain decoding's {plain[index]}, {gap} apart"
+                require(near, said)
                 return
     with at(len(observer.rounds), len(text)):
         left, expected = (feed(model, text[:1], held) for held in (model.adopt(caches), cold))
-        (apart_then,) = distances(left, expected)
-        require(apart_then <= largest, f"the caches left behind give logits {apart_then} off")
+        (off,) = distances(left, expected)
+        require(off <= largest, f"the caches left behind give logits {off} from {COLD}")

@@ -120,7 +120,7 @@ def a_late_cache_counts_from_its_position(driven: Driven) -> None:
         feed(driven.model, [*driven.text[:2], *driven.wrong(2, 4)], again)
         window.keep(2)
         rest = feed(driven.model, driven.text[2:6], again)
-        compare(rest, whole[2:], driven.tolerance, LATE + 2)
+        compare(rest, whole[2:], driven.tolerance, LATE + 2, "one block from there on")
         window.keep(4)
 
 

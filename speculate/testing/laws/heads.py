@@ -60,8 +60,8 @@ class DrivenHead:
         self._whole = self._whole or self.step(0, ROWS, self.head.make_cache())
         stop = start + found.logits.shape[1]
         whole = self._whole
-        compare(found.logits[0], whole.logits[0, start:stop], self.tolerance, start)
-        compare(found.hidden[0], whole.hidden[0, start:stop], self.tolerance, start)
+        for rows, expected in ((found.logits, whole.logits), (found.hidden, whole.hidden)):
+            compare(rows[0], expected[0, start:stop], self.tolerance, start, "one pass")
 
 
 @law

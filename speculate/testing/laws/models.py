@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from speculate.decoding.window import speculation
 from speculate.testing.broken import at, law, require
-from speculate.testing.driving import Driven, Fed, compare, feed
+from speculate.testing.driving import STOCK, Driven, Fed, compare, feed
 
 PIECES: Final = (7, 1, 2, 3, 9, 4, 1, 1, 5, 6, 8, 33)
 ROTATED: Final = 1e-4
@@ -41,7 +41,7 @@ def a_forward_says_what_mlx_lm_says(driven: Driven) -> None:
                 driven.compare(found, start, max(driven.tolerance, ROTATED))
             else:
                 expected = driven.stock(mx.array([tokens], dtype=mx.uint32), cache=theirs)[0]
-                compare(found, expected, driven.tolerance, start)
+                compare(found, expected, driven.tolerance, start, f"{STOCK}, fed the same blocks")
         start += width
 
 
@@ -58,7 +58,7 @@ def blocks_are_single_steps(driven: Driven) -> None:
     for position in range(count):
         out = fed.feed(1)
         found, expected = out.hidden[0], whole.hidden[0, position : position + 1]
-        compare(found, expected, driven.tolerance, position)
+        compare(found, expected, driven.tolerance, position, "one block")
 
 
 @law

@@ -100,6 +100,11 @@ class DraftModel:
     def position(self) -> int:
         return self._position
 
+    def behind(self) -> int:
+        """See `CatchesUp`."""
+        waiting = self._waiting_rows()
+        return waiting if waiting > BATCHED else 0
+
     def commit(self, commit: Commit, /) -> None:
         known = 0
         if self._in_flight:
@@ -116,7 +121,7 @@ class DraftModel:
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
         self._undo = []
-        if self._waiting_rows() > BATCHED:
+        if self.behind():
             self._flush()
         block = mx.concatenate([*self._waiting, newest])
         drafts: list[Choice] = []

@@ -83,6 +83,11 @@ class MTPChain:
     def position(self) -> int:
         return self._position
 
+    def behind(self) -> int:
+        """See `CatchesUp`."""
+        known = self._known_rows()
+        return known if known > BATCHED else 0
+
     def commit(self, commit: Commit, /) -> None:
         self._end_draft()
         # A waiting hidden state is paired with the next token. Where none waits, the first
@@ -96,7 +101,7 @@ class MTPChain:
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
         if not self._hidden:
             return Draft(mx.zeros((0,), dtype=newest.dtype))
-        if self._known_rows() > BATCHED:
+        if self.behind():
             self._flush()
         state = mx.concatenate(self._hidden, axis=1)
         tokens = mx.concatenate([*self._tokens, newest])

@@ -12,6 +12,7 @@ from speculate.protocols.model import MTPHead as MTPHead
 from speculate.protocols.model import Recurrence as Recurrence
 from speculate.protocols.model import SpeculativeModel as SpeculativeModel
 from speculate.protocols.model import StockModel as StockModel
+from speculate.protocols.proposer import CatchesUp as CatchesUp
 from speculate.protocols.proposer import Choice as Choice
 from speculate.protocols.proposer import Choose as Choose
 from speculate.protocols.proposer import Commit as Commit

@@ -187,3 +187,17 @@ class Foresees(Proposer, Protocol):
         with every such draft that was right up to it, so that a sum over all calls does not
         depend on when they were made.
         """
+
+
+@runtime_checkable
+class CatchesUp(Proposer, Protocol):
+    """A proposer that takes in what it missed only when it is asked for a draft again.
+
+    So a strategy can tell what asking it costs. Who is never asked again never pays.
+    """
+
+    def behind(self) -> int:
+        """Tokens that its next draft has to take in first, in a batch of their own.
+
+        0 where there are few enough to share the draft's first step. Does not synchronise.
+        """

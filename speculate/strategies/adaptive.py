@@ -25,6 +25,9 @@ OPTIMISM: Final = 0.75
 FORGOTTEN: Final = 400
 """Rounds without a proposer after which it is tried again, whatever was seen of it."""
 
+HORIZON: Final = 400
+"""Tokens of text over which it has to pay that a proposer catches up."""
+
 WORTH_MEASURING: Final = 64
 """Tokens to emit for which measuring the costs beforehand is worth while."""
 
@@ -85,6 +88,7 @@ class Adaptive:
         self._known: dict[tuple[str | None, int], Costs] = {}
         self._timing = Timing(costs, self._free, DEEPEST)
         self._trials = Trials()
+        self._behind: dict[str, int] = {}
 
     @property
     def proposers(self) -> Sequence[Proposer]:
@@ -98,12 +102,13 @@ class Adaptive:
     def plan(self, remaining: int | None, /) -> Plan:
         if not self._fixed and self._timing.doubts_plain():
             return Plan()
-        best = self._choose(DEEPEST if remaining is None else min(DEEPEST, remaining - 1))
+        best = self._choose(HORIZON if remaining is None else min(HORIZON, remaining))
         self._trials.earn(best.time)
         plain = self.plain_seconds or None
         if best.contender is None:
             return Plan(predicted=1.0, plain_seconds=plain)
         proposer = best.contender.proposer
+        self._behind[proposer.name] = best.contender.behind()
         return Plan(proposer, best.depth, predicted=best.rate, plain_seconds=plain)
 
     def observe(self, round: Round, /) -> None:
@@ -116,7 +121,8 @@ class Adaptive:
         if self._fixed or round.cut or not timed:
             return
         if round.proposer is not None:
-            self._timing.observe(round.proposer, round.drafted, round.seconds)
+            behind = self._behind.get(round.proposer, 0)
+            self._timing.observe(round.proposer, round.drafted, round.seconds, behind)
         elif round.asked is None:
             self._timing.observe_plain(round.seconds)
 
@@ -156,39 +162,46 @@ class Adaptive:
             if contender.proposer is proposer:
                 contender.failed = True
 
-    def _choose(self, deepest: int) -> Offer:
-        """The best offer, or one that may be better and is worth a try."""
+    def _choose(self, horizon: int) -> Offer:
+        """The best offer, or one that may be better and is worth a try.
+
+        Args:
+            horizon: Tokens that are to come, or as far as it is worth looking ahead.
+        """
         best = hope = PLAIN
-        looks = self._looks(deepest)
-        for contender, look in looks:
+        looks = self._looks(min(DEEPEST, horizon - 1))
+        for contender, look, first in looks:
             times = self._timing.of(contender.name)
-            best = max(best, contender.best(times, look), key=_rate)
-            hope = max(hope, contender.best(times, look, OPTIMISM), key=_rate)
-        for contender, look in looks:
+            if not first or not contender.looks_better():
+                best = max(best, contender.best(times, look).after(first, horizon), key=_rate)
+            hoped_for = contender.best(times, look, OPTIMISM).after(first, horizon)
+            hope = max(hope, hoped_for, key=_rate)
+        for contender, look, first in looks:
             # One draft more shows whether a proposer is worth more, and costs least.
             depth = 1 + (best.depth if contender is best.contender else 0)
             hoped = contender is hope.contender and depth <= hope.depth
             idle = self._timing.idle(contender.name)
             if hoped or (contender is not best.contender and idle >= FORGOTTEN):
                 trial = contender.at(depth, self._timing.of(contender.name), look)
-                loss = trial.time - trial.tokens / best.rate
+                loss = first + trial.time - trial.tokens / best.rate
                 # Whoever was slow may not be any more.
                 price = loss if idle < FORGOTTEN * loss else min(loss, MOST)
                 if self._trials.pay(price):
                     return trial
         return best
 
-    def _looks(self, deepest: int) -> list[tuple[Contender, tuple[int, int]]]:
-        """Those who can draft now, and what."""
+    def _looks(self, deepest: int) -> list[tuple[Contender, tuple[int, int], float]]:
+        """Those who can draft now, what, and the time in which they take in what they missed."""
         looks = []
         for contender in self._contenders:
             try:
-                look = contender.look(deepest)
+                look, behind = contender.look(deepest), contender.behind()
             except Exception as error:
                 self.failed(contender.proposer, error)
             else:
                 if look[1]:
-                    looks.append((contender, look))
+                    first = self._timing.catching_up(contender.name, behind)
+                    looks.append((contender, look, first))
         return looks
 
 

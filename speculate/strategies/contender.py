@@ -7,7 +7,7 @@ from typing import Final, final
 
 import attrs
 
-from speculate.protocols import Foresees, Proposer, Round
+from speculate.protocols import CatchesUp, Foresees, Proposer, Round
 from speculate.strategies.survival import Survival
 
 PRIOR: Final = 0.6
@@ -41,6 +41,10 @@ class Offer:
         """Tokens per plain step: the speedup over plain decoding."""
         return self.tokens / self.time
 
+    def after(self, time: float, horizon: int) -> Offer:
+        """The same where something takes `time` plain steps first, and `horizon` tokens follow."""
+        return attrs.evolve(self, time=self.time + time * self.tokens / horizon) if time else self
+
 
 PLAIN: Final = Offer(None, 0, 1.0, 1.0)
 
@@ -58,11 +62,14 @@ class Contender:
         self.name: str = proposer.name
         self.failed: bool = False
         self._foresees = proposer if isinstance(proposer, Foresees) else None
+        self._catches_up = proposer if isinstance(proposer, CatchesUp) else None
         self._kinds: dict[int, Survival] = {}
+        self._last_chance = 1.0
 
     def begin(self) -> None:
         """Another text begins: who failed may draft again, and what was seen counts less."""
         self.failed = False
+        self._last_chance = 1.0
         for survival in self._kinds.values():
             survival.forget(OTHER_TEXT)
 
@@ -79,6 +86,14 @@ class Contender:
             return 0, deepest
         outlook = self._foresees.outlook()
         return outlook.kind, min(deepest, outlook.length)
+
+    def behind(self) -> int:
+        """Tokens that it has to take in before it drafts."""
+        return 0 if self._catches_up is None else self._catches_up.behind()
+
+    def looks_better(self) -> bool:
+        """Than when it last drafted: what was seen of it is being forgotten, and that is all."""
+        return self._kind(0).chances(1)[0] > self._last_chance
 
     def best(self, times: Sequence[float], look: tuple[int, int], optimism: float = 0.0) -> Offer:
         """The depth with the most tokens per unit of time.
@@ -117,6 +132,7 @@ class Contender:
             whole = round.emitted > round.accepted
             compared = round.drafted if whole else round.accepted
             self._kind(0).observe(compared, round.accepted)
+            self._last_chance = self._kind(0).chances(1)[0]
         elif round.asked == self.name and not round.cut:
             # No draft is worth as much as a wrong one.
             self._kind(0).observe(1, 0)

@@ -40,6 +40,13 @@ GUESSED_DRAFT: Final = 0.12
 """Time of one drafted token before anything was measured, in plain steps."""
 
 
+BATCHED_ROW: Final = 1 / 32
+"""Time that one of many rows in a batch takes before any was timed, in steps of the same model."""
+
+LARGE: Final = 64
+"""Rows of a batch whose time stands out of what rounds vary by."""
+
+
 @final
 class Timing:
     """Times of rounds, relative to a round without drafts.
@@ -70,10 +77,12 @@ class Timing:
         rows = [interpolated(table.forward, count) / unit for count in range(1, deepest + 2)]
         # More rows never take less, whatever a measurement says.
         rows = list(accumulate(rows, max))
+        self._steps: dict[str, float] = {}
         self._tables: dict[str, list[float]] = {}
         for name, free in proposers.items():
             guess = 0.0 if free else GUESSED_DRAFT
             step = table.draft[name] / unit if name in table.draft else guess
+            self._steps[name] = step
             self._tables[name] = [time + step * depth for depth, time in enumerate(rows)]
         self._times = {name: list(table) for name, table in self._tables.items()}
         # Of a plain round, in seconds: now, when it was checked, and by each of the last rounds.
@@ -87,6 +96,7 @@ class Timing:
         self._factors = {name: deque([1.0], maxlen=RECENT) for name in proposers}
         self._odd: dict[str, list[float]] = {name: [] for name in proposers}
         self._idle: dict[str | None, int] = dict.fromkeys([None, *proposers], 0)
+        self._batched_rows: deque[float] = deque(maxlen=RECENT)
 
     @property
     def plain_seconds(self) -> float:
@@ -96,6 +106,11 @@ class Timing:
     def of(self, name: str) -> list[float]:
         """Times of rounds with 0, 1, 2, ... drafts by `name`, in plain steps."""
         return self._times[name]
+
+    def catching_up(self, name: str, tokens: int) -> float:
+        """Time in which `name` takes in so many tokens that it missed, in plain steps."""
+        # What disturbs a round only ever adds to it.
+        return tokens * self._steps[name] * min(self._batched_rows, default=BATCHED_ROW)
 
     def idle(self, name: str) -> int:
         """Rounds since `name` drafted."""
@@ -120,13 +135,23 @@ class Timing:
         if len(self._checks) >= CHECKS or not self._pace:
             self._settle(min(self._checks))
 
-    def observe(self, name: str, depth: int, seconds: float) -> None:
-        """A round with `depth` drafts by `name` took so long."""
+    def observe(self, name: str, depth: int, seconds: float, behind: int = 0) -> None:
+        """A round with `depth` drafts by `name` took so long.
+
+        Args:
+            name: Who drafted.
+            depth: Tokens of the draft.
+            seconds: That the round took.
+            behind: Tokens that were taken in before the draft.
+        """
         if not self._pace:
             return
         if self._count(name) >= OUTDATED:
             self._doubt(name)
         ratio = seconds / self._pace
+        if behind:
+            self._observe_batch(name, behind, ratio - self._times[name][depth])
+            return
         ratios = self._ratios.setdefault((name, depth), deque(maxlen=RECENT))
         if len(ratios) >= ENOUGH:
             change = ratio / self._times[name][depth]
@@ -136,6 +161,11 @@ class Timing:
         ratios.append(ratio)
         self._factors[name].append(ratio / self._tables[name][depth])
         self._refresh(name)
+
+    def _observe_batch(self, name: str, rows: int, time: float) -> None:
+        """Catching up took so long, in plain steps. One machine batches alike for all models."""
+        if rows >= LARGE and self._steps[name]:
+            self._batched_rows.append(max(0.0, time) / (rows * self._steps[name]))
 
     def _count(self, name: str | None) -> int:
         """A round by `name`: rounds since the last one before."""

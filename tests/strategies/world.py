@@ -122,6 +122,37 @@ class Finder(Guesser):
 
 
 @final
+class Sleeper(Guesser):
+    """Takes the text in when it is asked for a draft, or much of it waits.
+
+    Args:
+        name: Its name.
+        step: See `Guesser`.
+        right: See `Guesser`.
+        row: Time in which it takes in a token that it missed, in steps of its own.
+        missed: Tokens in front that it has not taken in.
+    """
+
+    def __init__(self, name: str, step: float, right: float, row: float, missed: int = 0) -> None:
+        super().__init__(name, step, right)
+        self.row = row
+        self.missed = missed
+
+    def behind(self) -> int:
+        return self.missed if self.missed > 12 else 0
+
+    def catch_up(self) -> float:
+        """Take everything in: the time of it, in plain rounds."""
+        rows, self.missed = self.behind(), 0
+        return rows * self.row * self.step
+
+    def follow(self, emitted: int) -> float:
+        """Others went on with the text: the time in which it takes in what waits too long."""
+        self.missed += emitted
+        return self.catch_up() if self.missed >= 1024 else 0.0
+
+
+@final
 class World:
     """A text that is decoded round by round, as far as a strategy can tell.
 
@@ -219,6 +250,11 @@ class World:
             strategy.observe(self.rounds[-1])
         return self.rounds[first:]
 
+    def _catching_up(self, drafts: Guesser | None, emitted: int) -> float:
+        """Time in which sleepers take in what they missed."""
+        sleepers = (one for one in self.proposers.values() if isinstance(one, Sleeper))
+        return sum(one.catch_up() if one is drafts else one.follow(emitted) for one in sleepers)
+
     def _round(
         self, proposer: Proposer | None, planned: int, left: int, limit: bool, ends: bool
     ) -> Round:
@@ -231,12 +267,15 @@ class World:
         right = 0 if guesser is None else min(self.worth(guesser, self._place), drafted)
         emitted = min(right + 1, left) if ends else right + 1
         index, context = len(self.rounds), self._place
-        seconds = self.cost(guesser, drafted) * self.pace * self.disturbed.get(index, 1.0)
+        steps = self.cost(guesser, drafted) + self._catching_up(
+            guesser if drafted else None, emitted
+        )
+        seconds = steps * self.pace * self.disturbed.get(index, 1.0)
         self.time += seconds
         self._place += emitted
-        for finder in self.proposers.values():
-            if isinstance(finder, Finder):
-                finder.follow(self, emitted)
+        for one in self.proposers.values():
+            if isinstance(one, Finder):
+                one.follow(self, emitted)
         return Round(
             index=index,
             proposer=guesser.name if guesser is not None and drafted else None,

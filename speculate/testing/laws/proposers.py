@@ -8,7 +8,7 @@ from typing import Final, cast
 
 import mlx.core as mx
 
-from speculate.protocols import Choice, Verdict
+from speculate.protocols import CatchesUp, Choice, Verdict
 from speculate.testing.broken import at, law, require
 from speculate.testing.drafts import Watching, checked, same_rows
 from speculate.testing.kinds import PartFailedError
@@ -185,3 +185,19 @@ def a_failure_in_between_leaves_it_in_step(telling: Telling) -> None:
             told.proposer.settle()
         told.commit(2)
         _same_as_fresh(telling, told)
+
+
+@law
+def how_far_it_is_behind_is_told(telling: Telling) -> None:
+    """Of one that takes in what it missed only when asked: no more than it missed, and then 0."""
+    for read in (1, 30, 60):
+        told = telling.fresh()
+        if not isinstance(told.proposer, CatchesUp):
+            return
+        told.read(read)
+        behind = told.proposer.behind()
+        require(0 <= behind <= read, f"is {behind} tokens behind in a text of {read}")
+        _same_as_fresh(telling, told)
+        told.commit(1, Verdict(told.proposer.name, DEPTH, 0))
+        behind = told.proposer.behind()
+        require(not behind, f"drafted, and is still {behind} tokens behind")

@@ -60,5 +60,8 @@ class ProposerTests(ABC):
     def test_what_is_foreseen_depends_on_the_text_alone(self) -> None:
         foreseeing.what_is_foreseen_depends_on_the_text_alone(self.telling())
 
+    def test_how_far_it_is_behind_is_told(self) -> None:
+        laws.how_far_it_is_behind_is_told(self.telling())
+
     def test_it_changes_no_text(self) -> None:
         assert_lossless(self.target(), [self.make_proposer()], tokens=20, tolerance=self.tolerance)

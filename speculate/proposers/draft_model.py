@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, final
+from typing import final
 
 import mlx.core as mx
 
 from speculate.backends.group import CacheGroup
 from speculate.backends.joining import group_of
 from speculate.errors import CannotRewindError, OptionError, SpeculateError
+from speculate.proposers import waiting
 from speculate.proposers.vocabulary import check_vocabularies
 from speculate.protocols import (
     Choice,
@@ -20,15 +21,6 @@ from speculate.protocols import (
     Rollbackable,
     SpeculativeModel,
 )
-
-FLUSH: Final = 1024
-"""Tokens that may wait for the next draft before the model takes them in without one.
-
-Who is never asked again never pays for them. More would make the next draft wait long.
-"""
-
-BATCHED: Final = 12
-"""Most waiting tokens that share a recorded forward with the first step of a draft."""
 
 
 @final
@@ -102,8 +94,7 @@ class DraftModel:
 
     def behind(self) -> int:
         """See `CatchesUp`."""
-        waiting = self._waiting_rows()
-        return waiting if waiting > BATCHED else 0
+        return waiting.behind(self._waiting_rows())
 
     def commit(self, commit: Commit, /) -> None:
         known = 0
@@ -116,7 +107,7 @@ class DraftModel:
         if known < commit.tokens.shape[0]:
             self._waiting.append(commit.tokens[known:])
         self._position += commit.tokens.shape[0]
-        if self._waiting_rows() >= FLUSH:
+        if waiting.is_due(commit.tokens.shape[0], self._waiting_rows()):
             self._flush()
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:

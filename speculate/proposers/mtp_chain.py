@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import final
 
 import mlx.core as mx
 
 from speculate.backends.group import CacheGroup
 from speculate.backends.joining import group_of
 from speculate.errors import HeadNotFoundError, SpeculateError
+from speculate.proposers import waiting
 from speculate.protocols import (
     Choice,
     Choose,
@@ -20,15 +21,6 @@ from speculate.protocols import (
     Rollbackable,
     SpeculativeModel,
 )
-
-FLUSH: Final = 1024
-"""Rows that may wait for the next draft before the head takes them in without one.
-
-Their hidden states are kept meanwhile. A head that is never asked again never pays for them.
-"""
-
-BATCHED: Final = 12
-"""Most waiting rows that share a step with the first draft: logits come for each of them."""
 
 
 @final
@@ -85,8 +77,7 @@ class MTPChain:
 
     def behind(self) -> int:
         """See `CatchesUp`."""
-        known = self._known_rows()
-        return known if known > BATCHED else 0
+        return waiting.behind(self._known_rows())
 
     def commit(self, commit: Commit, /) -> None:
         self._end_draft()
@@ -95,7 +86,7 @@ class MTPChain:
         self._tokens.append(commit.tokens if self._hidden else commit.tokens[1:])
         self._hidden.append(commit.hidden)
         self._position += commit.tokens.shape[0]
-        if self._known_rows() >= FLUSH:
+        if waiting.is_due(commit.tokens.shape[0], self._known_rows()):
             self._flush()
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:

@@ -8,7 +8,7 @@ import pytest
 
 from speculate.decoding.decoder import Decoder
 from speculate.errors import SpeculateError
-from speculate.proposers import draft_model
+from speculate.proposers import waiting
 from speculate.proposers.draft_model import DraftModel
 from speculate.protocols import Rollbackable
 from speculate.strategies.fixed import Fixed
@@ -82,7 +82,7 @@ def check_content(draft: str, layers: list[Rollbackable], text: list[int]) -> No
 def test_a_prefill_that_is_broken_off_takes_a_cache_handed_over_back_too(
     draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_model, "FLUSH", 2)
+    monkeypatch.setattr(waiting, "FLUSH", 2)
 
     def stop(done: int, total: int) -> None:
         if done == 8:

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from speculate.decoding.decoder import Decoder
-from speculate.proposers import mtp_chain
+from speculate.proposers import waiting
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.strategies.fixed import Fixed
 from speculate.testing.fakes import ScheduledStrategy
@@ -38,7 +38,7 @@ def test_a_real_head_never_changes_the_text(case: tuple[str, int]) -> None:
 def test_drafts_after_a_pause_are_those_of_a_head_that_took_in_everything(
     depths: tuple[int, ...], flush: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mtp_chain, "FLUSH", flush)
+    monkeypatch.setattr(waiting, "FLUSH", flush)
     tiny = with_head("qwen3_5")
     watched = WatchedProposer(MTPChain())
     strategy = ScheduledStrategy([(watched, k) for k in depths])

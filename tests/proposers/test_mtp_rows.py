@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from speculate.decoding.decoder import Decoder
-from speculate.proposers import mtp_chain
+from speculate.proposers import waiting
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.protocols import Round
 from speculate.strategies.fixed import Fixed
@@ -117,7 +117,7 @@ def test_rounds_that_another_proposer_drafted_leave_no_hole() -> None:
 def test_rows_that_wait_long_are_taken_in_between(
     flush: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mtp_chain, "FLUSH", flush)
+    monkeypatch.setattr(waiting, "FLUSH", flush)
     run = Run(kit.PROMPT, [0] * 9 + [3, 2], wrong={17}, step=2)
     tokens = kit.ids_of(run.decoder.generate(kit.PROMPT, 20))
     check_rows(run.rows(), [*kit.PROMPT, *tokens])
@@ -127,8 +127,8 @@ def test_logits_come_for_few_of_the_rows_that_waited() -> None:
     # A large vocabulary's for all of them would be more than the head's whole work.
     run = Run(kit.text_of(40), [*[0] * 9, 2])
     tokens = kit.ids_of(run.decoder.generate(kit.text_of(40), 12))
-    assert run.head.widths[0] > mtp_chain.BATCHED
-    assert max(run.head.widths[1:]) <= mtp_chain.BATCHED + 1
+    assert run.head.widths[0] > waiting.BATCHED
+    assert max(run.head.widths[1:]) <= waiting.BATCHED + 1
     check_rows(run.rows(), [*kit.text_of(40), *tokens])
 
 

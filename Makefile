@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check types style layers pages docs bench bench-strategy clean
+.PHONY: help demo test test-gpu soak check types style layers pages docs bench bench-strategy clean
 
 help:  ## show this list
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -17,6 +17,10 @@ demo: $(READY)  ## decode with the bundled model, with and without speculation
 
 test: $(READY)  ## run the tests, without the long ones
 	$(BIN)/python -m pytest -q -n auto -m "not soak and not types"
+
+test-gpu: $(READY)  ## run the tests that need a GPU, in full float32 and as MLX multiplies by default
+	MLX_ENABLE_TF32=0 $(BIN)/python -m pytest -q tests/gpu
+	$(BIN)/python -m pytest -q tests/gpu
 
 soak: $(READY)  ## run the long randomised tests
 	$(BIN)/python -m pytest -m soak

@@ -60,3 +60,24 @@ def same_rows(found: Sequence[mx.array], expected: Sequence[mx.array], tolerance
     pairs = zip(found, expected, strict=True)
     largest = max((cast(float, mx.abs(row).max().item()) for row in expected), default=0.0)
     return all(max(distances(a, b)) <= tolerance * largest for a, b in pairs)
+
+
+def near_tie(
+    found: Sequence[int], expected: Sequence[int], rows: Sequence[mx.array], tolerance: float
+) -> int | None:
+    """The first draft that is another one, if rounding explains that.
+
+    Args:
+        found: As drafted.
+        expected: As it ought to be.
+        rows: Logits `(1, vocabulary)` that each of these was picked from.
+        tolerance: How far logits may be off, in units of the largest.
+    """
+    pairs = zip(found, expected, rows, strict=False)
+    for index, (one, other, row) in enumerate(pairs):
+        if one != other:
+            gap = cast(float, (row[0, other] - row[0, one]).item())
+            largest = cast(float, mx.abs(row).max().item())
+            # Each of the two may be off.
+            return index if gap < 2 * tolerance * largest else None
+    return None

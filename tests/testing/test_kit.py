@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
+import mlx.core as mx
 import pytest
 
 import speculate.testing.laws
@@ -27,6 +28,7 @@ from speculate.testing import (
     assert_lossless,
 )
 from speculate.testing.broken import at, law, require
+from speculate.testing.drafts import near_tie
 from speculate.testing.driving import Driven
 from speculate.testing.laws.models import whatever_is_rejected_leaves_no_trace
 from speculate.testing.laws.strategies import check
@@ -175,6 +177,23 @@ def test_lossless_names_the_round_and_the_place(monkeypatch: pytest.MonkeyPatch)
         assert_lossless(ToyModel(), tokens=20)
     with pytest.raises(BrokenLawError, match=rf"\d {own}"):
         whatever_is_rejected_leaves_no_trace(Driven(ToyModel()))
+
+
+@pytest.mark.parametrize(
+    ("drafted", "tolerance", "parted"),
+    [
+        ([1, 3], 0.2, None),
+        ([1, 2], 0.2, 1),
+        ([1, 2], 0.1, None),
+        ([1, 0], 0.2, None),
+        ([2, 3], 0.0, None),
+    ],
+)
+def test_a_draft_may_part_at_a_near_tie(
+    drafted: list[int], tolerance: float, parted: int | None
+) -> None:
+    rows = [mx.array([[0.0, 4.0, 4.0, 0.0]]), mx.array([[-9.0, 0.0, 1.0, 3.0]]) / 2]
+    assert near_tie(drafted, [1, 3], rows, tolerance) == parted
 
 
 def test_a_clock_goes_when_it_is_told_to() -> None:

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from speculate.protocols import CatchesUp, Choice, Verdict
 from speculate.testing.broken import at, law, require
-from speculate.testing.drafts import Watching, checked, same_rows
+from speculate.testing.drafts import Watching, checked, near_tie, same_rows
 from speculate.testing.kinds import PartFailedError
 from speculate.testing.telling import Telling, Told
 
@@ -68,9 +68,13 @@ def _same_as_fresh(telling: Telling, told: Told, start: int = 0) -> None:
     expected, rows = telling.ideal(start, told.position, DEPTH)
     shown = Watching()
     drafted = told.draft(DEPTH, shown)
+    # Behind a near tie that rounding decided, two chains go on from other tokens.
+    count = near_tie(drafted, expected, rows, telling.tolerance)
     with at(told.rounds, told.position):
-        require(drafted == expected, f"drafts {drafted}, and a fresh one {expected}")
-        same = same_rows(shown.rows, rows, telling.tolerance)
+        same = drafted[:count] == expected[:count]
+        require(same, f"drafts {drafted}, and a fresh one {expected}")
+        stop = None if count is None else count + 1
+        same = same_rows(shown.rows[:stop], rows[:stop], telling.tolerance)
         require(same, "picks from other logits than a fresh one")
 
 

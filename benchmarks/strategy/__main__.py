@@ -24,9 +24,6 @@ Key = TypeVar("Key", int, str)
 REQUESTS: Final = 2
 """Of each workload that are really decoded."""
 
-TOKENS: Final = 256
-"""Of each of them."""
-
 DRAWN: Final = ("adaptive, cold", "adaptive, shuffled", "mtp 3", "tiers, cold", "UCB1, cold")
 
 SIMULATED: Final[Sequence[tuple[str, Maker, Sequence[Memory]]]] = (
@@ -63,7 +60,7 @@ def _entry(
 
 def measure(options: Options) -> None:
     """Decode requests on grown models, and write what came out."""
-    hidden, layers = HYBRIDS[-1] if options.quick else HYBRIDS[0]
+    hidden, layers = HYBRIDS[-1]
     pair = Pair(grown_hybrid(hidden, layers)[0], grown_pair_draft())
     chosen = [one for one in recordings() if one.request < (1 if options.quick else REQUESTS)]
     costs = measured_costs(pair, chosen[0].prompt)
@@ -73,13 +70,12 @@ def measure(options: Options) -> None:
     comparison = measured.Comparison(pair, costs)
     outcomes: dict[str, list[Outcome]] = {}
     for recording in chosen:
-        found = comparison.run(measured.shortened(recording, TOKENS))
+        found = comparison.run(recording)
         for name, outcome in found.items():
             outcomes.setdefault(name, []).append(outcome)
         _show_progress(outcomes)
     facts = {
         "model": {"hidden": hidden, "layers": layers},
-        "tokens": TOKENS,
         "costs": costs,
         "survival": measured.survival(comparison.timed),
         "outcomes": outcomes,
@@ -106,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time over that of the best fixed choice.")
     parser.add_argument("--simulate", action="store_true", help="replay recorded traces")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for JSON and PNG")
-    parser.add_argument("--quick", action="store_true", help="a smaller model, fewer requests")
+    parser.add_argument("--quick", action="store_true", help="one request of each workload")
     parser.add_argument(
         "--busy",
         action="store_true",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, final
 
-import attrs
-
 import speculate as sp
 from benchmarks.clock import counts_processor
 from benchmarks.pair import Pair
@@ -134,12 +132,3 @@ def _best(arms: Mapping[str, Arm], times: Mapping[str, float]) -> Best:
 def _mean(timed: Sequence[Timed], token: int) -> float:
     """Over both orders, so that a machine that changes favours nobody."""
     return sum(one.times[token] for one in timed) / len(timed)
-
-
-def shortened(recording: Recording, tokens: int) -> Recording:
-    """The first tokens of a request."""
-    right = {
-        name: [min(count, tokens - 1 - place) for place, count in enumerate(counts[: tokens - 1])]
-        for name, counts in recording.right.items()
-    }
-    return attrs.evolve(recording, output=recording.output[:tokens], right=right)

@@ -13,7 +13,7 @@ from benchmarks.pair import Pair
 from benchmarks.report import Options
 from benchmarks.strategy.costs import measured
 from benchmarks.strategy.hindsight import OFF, Arm, Best
-from benchmarks.strategy.measured import COLD, WARM, Comparison, promising, shortened, survival
+from benchmarks.strategy.measured import COLD, WARM, Comparison, promising, survival
 from benchmarks.strategy.recording import Recording, recordings
 from benchmarks.strategy.report import Entry, write
 from benchmarks.strategy.score import WORKLOADS, percentile, score
@@ -27,6 +27,15 @@ from benchmarks.strategy.simulation import (
 from speculate.protocols import Costs
 
 TOKENS = 40
+
+
+def shortened(recording: Recording, tokens: int) -> Recording:
+    """The first tokens of a request."""
+    right = {
+        name: [min(count, tokens - 1 - place) for place, count in enumerate(counts[: tokens - 1])]
+        for name, counts in recording.right.items()
+    }
+    return attrs.evolve(recording, output=recording.output[:tokens], right=right)
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +93,6 @@ def test_files_and_table_say_what_missed_its_goal(
     assert record["strategies"]["mine"]["all"]["mixed"] == 1.0
     assert record["f"] == {"proposer": None, "depth": 0}
     assert (tmp_path / "try.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_shortened_request_ends_earlier(short: list[Recording]) -> None:
-    less = shortened(short[0], TOKENS)
-    assert len(less.output) == TOKENS
-    for right in less.right.values():
-        assert len(right) == TOKENS - 1
-        assert all(count <= TOKENS - 1 - place for place, count in enumerate(right))
 
 
 def test_promising_depths_follow_the_costs(short: list[Recording]) -> None:

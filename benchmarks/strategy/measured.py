@@ -1,4 +1,4 @@
-"""Strategies on a grown bundled model, each request in both orders."""
+"""Strategies on a grown bundled model, which take turns within each request."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Literal, final
 import speculate as sp
 from benchmarks.clock import counts_processor
 from benchmarks.pair import Pair
-from benchmarks.strategy.decoded import Timed, decode, everyone, fixed
+from benchmarks.strategy.decoded import Decoding, Timed, everyone, fixed, in_pieces
 from benchmarks.strategy.hindsight import ARMS, OFF, Arm, Best, fixed_times
 from benchmarks.strategy.machine import Machine
 from benchmarks.strategy.recording import Recording
 from benchmarks.strategy.simulation import START, Outcome
-from benchmarks.turns import in_turns
 from speculate.protocols import Costs, Strategy
 
 COLD, WARM = "adaptive, cold", "adaptive, warm"
@@ -40,9 +39,13 @@ class Comparison:
         """Decode a request with every strategy. The fixed ones are named by their proposers."""
         arms = {"off": OFF, **promising(recording, self._costs)}
         found: dict[str, list[Timed]] = {name: [] for name in (COLD, WARM, *arms)}
-        for turn, name in in_turns(list(found), len(self._warm)):
-            strategy = self._strategy(name, arms, turn)
-            found[name].append(decode(self._pair, recording, strategy))
+        for turn in range(len(self._warm)):
+            decodings = {
+                name: Decoding(self._pair, recording, self._strategy(name, arms, turn))
+                for name in found
+            }
+            for name, timed in in_pieces(decodings, reverse=turn % 2 == 1).items():
+                found[name].append(timed)
         self.timed.append((recording, found))
         return dict(_outcomes(recording, found, arms))
 

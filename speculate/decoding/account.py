@@ -27,15 +27,24 @@ class Account:
         self._stats = stats
         self._block: Block | None = None
         self._seconds = 0.0
+        self._ahead = 0.0
+        self._ended = 0.0
         self._observing = 0.0
         self._context = 0
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Time the round that is made meanwhile, without what the observer takes."""
+    def timed(self, *, launched: bool) -> Iterator[None]:
+        """Time the round that is made meanwhile, without what the observer takes.
+
+        Args:
+            launched: Its forward was launched in the round before.
+        """
         began, self._observing = time.perf_counter(), 0.0
+        ahead = began - self._ended if launched else 0.0
         yield
-        self._seconds = time.perf_counter() - began - self._observing
+        self._ended = time.perf_counter()
+        self._seconds = self._ended - began - self._observing
+        self._ahead = ahead
 
     def open(self, block: Block, context: int) -> None:
         """A block is ready to be given out.
@@ -71,6 +80,7 @@ class Account:
             predicted=block.plan.predicted,
             plain_seconds=block.plan.plain_seconds,
             asked=block.proposer,
+            ahead=self._ahead,
         )
         self._stats.count(round)
         self._setup.strategy.observe(round)

@@ -91,7 +91,7 @@ class Run:
     def next(self) -> Token:
         """The next token. Synchronises once a block."""
         if not self._ready:
-            with self._account.timed():
+            with self._account.timed(launched=self._ahead is not None):
                 self._keep_block()
                 self._observe()
                 self._round()

@@ -41,14 +41,16 @@ class Round:
         emitted: Tokens that came out of the round.
         cut: The block ended early: a stop token, or the end of the budget.
         seconds: Time that the round took, without the time that the observer took, and that
-            the caller let pass between two tokens. What a round launched ahead does meanwhile
-            does not count.
+            the caller let pass between two tokens.
         context: Tokens of text in front of the round.
         confidence: Probability that the proposer gave each token it drafted, where the plan
             asked for it and the proposer picks from logits.
         predicted: As in the plan.
         plain_seconds: As in the plan.
         asked: Name of whoever was asked to draft, also where it abstained; or `None`.
+        ahead: Seconds that the caller let pass while the device may have worked on the round,
+            which was launched ahead; 0 for any other. Where they are more than `seconds`, the
+            device was done before anybody asked, and nobody can tell when.
     """
 
     index: int
@@ -64,6 +66,7 @@ class Round:
     predicted: float | None = None
     plain_seconds: float | None = None
     asked: str | None = None
+    ahead: float = 0.0
 
 
 @runtime_checkable

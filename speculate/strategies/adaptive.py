@@ -123,8 +123,9 @@ class Adaptive:
         if round.proposer is not None:
             behind = self._behind.get(round.proposer, 0)
             self._timing.observe(round.proposer, round.drafted, round.seconds, behind)
-        elif round.asked is None:
-            self._timing.observe_plain(round.seconds)
+        elif round.asked is None and round.ahead < round.seconds:
+            # The device was at work all the while, also when the caller was.
+            self._timing.observe_plain(round.seconds + round.ahead)
 
     def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
         if not self._measures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import product
 
 import mlx.core as mx
@@ -187,3 +188,17 @@ def test_half_precision_takes_what_plain_decoding_takes(
     # In bfloat16 the most likely token after rounding is often another one than before.
     unrounded = [mx.argmax(t.logprobs).item() for t in tokens]
     assert (unrounded != expected) == (dtype == mx.bfloat16)
+
+
+def test_a_round_says_how_long_the_device_had_for_it_before_anybody_asked() -> None:
+    script = kit.scripted("dense", kit.PROMPT, 16, lambda n: None)
+    strategy = ScheduledStrategy([(script, k) for k in (0, 0, 2, 0, 0, 0)])
+    rounds: list[Round] = []
+    decoder = Decoder(kit.get("dense").model, strategy, observer=rounds.append)
+    for _ in decoder.generate(kit.PROMPT, 8):
+        time.sleep(0.02)
+    # A step is launched with a plain one before it, and not with drafts.
+    launched = [False, True, False, False, True, True]
+    assert [round.drafted for round in rounds] == [0, 0, 2, 0, 0, 0]
+    assert [round.ahead >= 0.02 for round in rounds] == launched
+    assert [round.ahead == 0.0 for round in rounds] == [not one for one in launched]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import attrs
 import pytest
 
 from speculate.protocols import Costs, Round
@@ -199,3 +200,25 @@ def test_a_fixed_clock_hears_of_no_time(costs: Costs | None) -> None:
         found[-1] += plans(world.run(strategy, 300))
     assert found[0] == found[1]
     assert any(depth for _, depth in found[0])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_caller_that_takes_its_time_does_not_make_plain_decoding_free(seed: int) -> None:
+    world, guesser, strategy = settled(0.05, 0.3, seed)
+    slow = World(guesser, seed=seed)
+    for round in world.run(strategy, 40):
+        # What was launched ahead is done when the caller comes back.
+        late = attrs.evolve(round, seconds=0.01 * PLAIN, ahead=3 * PLAIN)
+        strategy.observe(round if round.proposer else late)
+    assert strategy.plain_seconds == pytest.approx(PLAIN, rel=0.1)
+    guesser.right = 0.9
+    rounds = slow.run(strategy, 800)
+    assert slow.share(rounds[-50:]) > 0.9
+
+
+def test_a_caller_that_takes_some_time_is_part_of_a_step_s() -> None:
+    world, _, strategy = settled(0.05, 0.3)
+    for round in world.run(strategy, 40):
+        if round.proposer is None:
+            strategy.observe(attrs.evolve(round, seconds=0.7 * PLAIN, ahead=0.3 * PLAIN))
+    assert strategy.plain_seconds == pytest.approx(PLAIN, rel=0.1)

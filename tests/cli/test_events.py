@@ -54,6 +54,7 @@ def test_a_line_is_a_round_and_all_up_to_it() -> None:
         "predicted": 1.5,
         "plain_seconds": 0.25,
         "asked": "mtp",
+        "ahead": 0.0,
         "totals": {
             "rounds": 1,
             "tokens": 3,

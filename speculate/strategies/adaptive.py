@@ -33,6 +33,9 @@ WORTH_MEASURING: Final = 64
 
 _logger = logging.getLogger(__name__)
 
+Look = tuple[Contender, tuple[int, int], float]
+"""Who can draft, what, and the time in which it first takes in what it missed."""
+
 
 @final
 class Adaptive:
@@ -117,6 +120,7 @@ class Adaptive:
                 contender.observe(round)
             except Exception as error:
                 self.failed(contender.proposer, error)
+        self._share_expectations()
         timed = 0.0 < round.seconds < math.inf
         if self._fixed or round.cut or not timed:
             return
@@ -177,6 +181,13 @@ class Adaptive:
                 best = max(best, contender.best(times, look).after(first, horizon), key=_rate)
             hoped_for = contender.best(times, look, OPTIMISM).after(first, horizon)
             hope = max(hope, hoped_for, key=_rate)
+        trial = self._trial(looks, best, hope)
+        if trial is None and best.contender is None:
+            return self._at_a_venture(min(DEEPEST, horizon - 1))
+        return trial or best
+
+    def _trial(self, looks: Sequence[Look], best: Offer, hope: Offer) -> Offer | None:
+        """An offer that may be better than the best, if there is enough saved to try it."""
         for contender, look, first in looks:
             # One draft more shows whether a proposer is worth more, and costs least.
             depth = 1 + (best.depth if contender is best.contender else 0)
@@ -189,9 +200,22 @@ class Adaptive:
                 price = loss if idle < FORGOTTEN * loss else min(loss, MOST)
                 if self._trials.pay(price):
                     return trial
-        return best
+        return None
 
-    def _looks(self, deepest: int) -> list[tuple[Contender, tuple[int, int], float]]:
+    def _at_a_venture(self, deepest: int) -> Offer:
+        """A plain round, or one in which somebody may find something once its token is known."""
+        offers = [one.at_a_venture(self._timing.of(one.name), deepest) for one in self._contenders]
+        return max(offers, key=_rate, default=PLAIN)
+
+    def _share_expectations(self) -> None:
+        """Tell whoever was not seen yet how right the others were."""
+        chances = [one.first_chance for one in self._contenders]
+        known = [chance for chance in chances if chance is not None]
+        if known:
+            for contender in self._contenders:
+                contender.expect(sum(known) / len(known))
+
+    def _looks(self, deepest: int) -> list[Look]:
         """Those who can draft now, what, and the time in which they take in what they missed."""
         looks = []
         for contender in self._contenders:

@@ -8,12 +8,27 @@ from typing import Final, final
 import attrs
 
 from speculate.protocols import CatchesUp, Foresees, Proposer, Round
+from speculate.strategies.beginnings import Beginnings
 from speculate.strategies.survival import Survival
 
 PRIOR: Final = 0.6
 """Chance that a first draft is right, before any was seen. Published heads reach more; a
 guess that is too low costs a round or two, one that is too high costs more."""
 
+SHARED: Final = 0.5
+"""How much a proposer that was not seen is expected to be like those that were: where one guesses
+badly, others do."""
+
+SIMILAR: Final = 8.0
+"""First drafts of any kind that count as much as what a kind's name says of it: where passages
+return, short matches are better than they look."""
+
+WAITING: Final = 0.03
+"""Plain steps that a plain round takes longer where it could not be launched ahead, because the
+lookup was to see its token first."""
+
+LIKELY: Final = 6
+"""Most tokens of a draft that is asked for before anything is found."""
 
 OTHER_TEXT: Final = 800
 """Tokens that the beginning of another text counts for in forgetting."""
@@ -64,13 +79,15 @@ class Contender:
         self._foresees = proposer if isinstance(proposer, Foresees) else None
         self._catches_up = proposer if isinstance(proposer, CatchesUp) else None
         self._kinds: dict[int, Survival] = {}
+        self._all_kinds = Survival(PRIOR)
+        self._beginnings = Beginnings()
         self._last_chance = 1.0
 
     def begin(self) -> None:
         """Another text begins: who failed may draft again, and what was seen counts less."""
         self.failed = False
         self._last_chance = 1.0
-        for survival in self._kinds.values():
+        for survival in (*self._kinds.values(), self._all_kinds):
             survival.forget(OTHER_TEXT)
 
     @property
@@ -117,9 +134,39 @@ class Contender:
         tokens = 1.0 + sum(self._kind(look[0]).chances(depth))
         return Offer(self, depth, tokens, times[depth])
 
+    def at_a_venture(self, times: Sequence[float], deepest: int) -> Offer:
+        """Ask it for a draft though it would have none now: it may have one token later.
+
+        Args:
+            times: See `best`.
+            deepest: Most tokens.
+        """
+        often = self._beginnings.chance
+        if not often or self.failed:
+            return PLAIN
+        tokens, best = 0.0, PLAIN
+        chances = self._kind(self._beginnings.kind).chances(min(deepest, LIKELY))
+        for depth, chance in enumerate(chances, 1):
+            tokens += chance
+            time = 1.0 + WAITING + often * (times[depth] - 1.0)
+            offer = Offer(self, depth, 1.0 + often * tokens, time)
+            best = offer if offer.rate > best.rate else best
+        return best
+
+    @property
+    def first_chance(self) -> float | None:
+        """That its first draft is right, where it cannot tell beforehand and has been seen."""
+        known = self._foresees is None and self._kind(0).seen > 0
+        return self._kind(0).chances(1)[0] if known else None
+
+    def expect(self, chance: float) -> None:
+        """First drafts of others are right with this chance."""
+        if self._foresees is None and not self._kind(0).seen:
+            self._kind(0).prior = PRIOR + SHARED * (chance - PRIOR)
+
     def observe(self, round: Round) -> None:
         """Learn from a round, whoever drafted in it."""
-        for survival in self._kinds.values():
+        for survival in (*self._kinds.values(), self._all_kinds):
             survival.forget(round.emitted)
         if self.failed:
             return
@@ -127,6 +174,9 @@ class Contender:
             # It knows of every place in the text, also of those where others drafted.
             for found in self._foresees.hindsight():
                 self._kind(found.kind).note(found.position, found.compared, found.right)
+                if found.position == 0:
+                    self._all_kinds.note(0, found.compared, found.right)
+            self._beginnings.note(self._foresees.outlook(), plain=not round.drafted)
         elif round.proposer == self.name:
             # Where the text ended within the draft, the rest of it was not compared.
             whole = round.emitted > round.accepted
@@ -140,6 +190,10 @@ class Contender:
     def _kind(self, kind: int) -> Survival:
         survival = self._kinds.get(kind)
         if survival is None:
+            survival = self._kinds[kind] = Survival(PRIOR)
+        if self._foresees is not None:
             # The more tokens agree, the more likely is the next one to.
-            survival = self._kinds[kind] = Survival(1.0 - 1.0 / kind if kind > 1 else PRIOR)
+            own, seen = 1.0 - 1.0 / kind if kind > 1 else PRIOR, self._all_kinds.seen
+            every = self._all_kinds.chances(1)[0]
+            survival.prior = (SIMILAR * own + seen * every) / (SIMILAR + seen)
         return survival

@@ -41,13 +41,21 @@ class Survival:
 
     Args:
         prior: Chance that a first draft is right, before any was seen.
+
+    Attributes:
+        prior: The same. It may be changed at any time.
     """
 
     def __init__(self, prior: float) -> None:
-        self._prior = prior
+        self.prior: float = prior
         self._right: list[float] = []
         self._seen: list[float] = []
         self._lately: list[float] = []
+
+    @property
+    def seen(self) -> float:
+        """First drafts that were compared with the text, as far as they are not forgotten."""
+        return self._seen[0] if self._seen else 0.0
 
     def observe(self, compared: int, right: int) -> None:
         """Learn from a draft.
@@ -97,7 +105,7 @@ class Survival:
             optimism: Standard deviations to add to what was learned of each position.
         """
         chances = []
-        product, expected, weight = 1.0, self._prior, PRIOR_WEIGHT
+        product, expected, weight = 1.0, self.prior, PRIOR_WEIGHT
         known = len(self._seen)
         for position in range(depth):
             right, seen = weight * expected, weight

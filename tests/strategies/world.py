@@ -19,6 +19,7 @@ from speculate.protocols import (
     Draft,
     Hindsight,
     Outlook,
+    Plan,
     Proposer,
     Round,
     SpeculativeModel,
@@ -165,6 +166,7 @@ class World:
     Attributes:
         forward: May be changed in the middle of a text.
         pace: Seconds of a plain round; may be changed as well.
+        launches: Whether a plain round is followed by one that was planned before it was read.
         disturbed: Round of this world, from 0 on -> how many times as long it takes.
         rounds: That were made.
         time: That they took, in seconds.
@@ -180,6 +182,7 @@ class World:
         self.proposers = {proposer.name: proposer for proposer in proposers}
         self.forward = forward
         self.pace = PLAIN
+        self.launches = False
         self.disturbed: dict[int, float] = {}
         self.rounds: list[Round] = []
         self.time = 0.0
@@ -243,9 +246,12 @@ class World:
             The rounds.
         """
         first, last = len(self.rounds), self._place + tokens
+        ahead: Plan | None = None
         while self._place < last:
             left = last - self._place
-            plan = strategy.plan(left if limit else None)
+            plan = ahead or strategy.plan(left if limit else None)
+            plainly = self.launches and not plan.depth
+            ahead = strategy.plan(left - 1 if limit else None) if plainly else None
             self.rounds.append(self._round(plan.proposer, plan.depth, left, limit, limit or stops))
             strategy.observe(self.rounds[-1])
         return self.rounds[first:]

@@ -1,0 +1,98 @@
+"""`Adaptive` with lookups: what begins to be found, and what others tell of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from speculate.protocols import Hindsight, Outlook, Round
+from speculate.strategies.adaptive import Adaptive
+from speculate.strategies.beginnings import Beginnings
+from speculate.strategies.contender import PRIOR, Contender
+from tests.strategies.world import FLAT, Finder, Guesser, World
+
+SEEDS: Final = range(5)
+NOTHING: Final = Outlook(0, 0)
+FLAT_TIMES: Final = [1.0, 1.05, 1.1, 1.2, 1.3, 1.4, 1.5]
+
+
+def launching(finder: Finder, seed: int) -> World:
+    world = World(finder, forward=FLAT, seed=seed)
+    world.launches = True
+    return world
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_begins_to_be_found_is_asked_for_before_it_is_known(seed: int) -> None:
+    # Something is found at two places of nine: at the first of them a launched step is too far.
+    finder = Finder(0.9)
+    finder.finds = lambda place: place % 9 in (4, 5)
+    world = launching(finder, seed)
+    strategy = Adaptive(finder, costs=world.costs())
+    world.run(strategy, 300)
+    rounds = [round for round in world.run(strategy, 600) if round.context % 9 == 4]
+    assert len(rounds) > 20
+    assert sum(round.drafted > 0 for round in rounds) > 0.9 * len(rounds)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_where_nothing_begins_steps_are_launched_ahead(seed: int) -> None:
+    finder = Finder(0.9)
+    finder.finds = lambda place: place < 50
+    world = launching(finder, seed)
+    strategy = Adaptive(finder, costs=world.costs())
+    world.run(strategy, 300)
+    assert all(round.asked is None for round in world.run(strategy, 300))
+
+
+def test_beginnings_are_counted_where_nothing_was_found_and_one_token_came() -> None:
+    found = Beginnings()
+    for _ in range(200):
+        found.note(Outlook(3, 5), plain=True)  # goes on, and does not begin
+    assert found.chance == pytest.approx(0.05)
+    for _ in range(200):
+        found.note(NOTHING, plain=True)
+        found.note(Outlook(4, 5), plain=False)  # somebody drafted: it is another place
+        found.note(NOTHING, plain=True)
+    assert found.chance < 0.001
+    for _ in range(200):
+        found.note(NOTHING, plain=True)
+        found.note(Outlook(2, 5), plain=True)
+    # From a place without: half of them are the second in a row, and begin nothing.
+    assert found.chance > 0.9
+    assert found.kind == 2
+
+
+def contender(chances: dict[int, float]) -> Contender:
+    """A lookup that was seen, with so many of a hundred first drafts right, by kind."""
+
+    class Told(Finder):
+        def hindsight(self) -> list[Hindsight]:
+            return [Hindsight(kind, 0, 100, round(100 * part)) for kind, part in chances.items()]
+
+    made = Contender(Told(0.9))
+    made.observe(Round(0, None, 0, 0, 0, 1, False))
+    return made
+
+
+def test_kinds_that_were_not_seen_are_like_those_that_were() -> None:
+    def first(chances: dict[int, float], kind: int) -> float:
+        return contender(chances).at(1, FLAT_TIMES, (kind, 1)).tokens - 1.0
+
+    assert first({8: 1.0}, 2) > 0.85 > 0.5 >= first({}, 2)
+    assert first({2: 0.0}, 8) < 0.35 < 0.8 < first({}, 8)
+    # What was seen of a kind itself counts more.
+    assert first({2: 0.0, 8: 1.0}, 8) > 0.9
+
+
+def test_expectations_are_shared_half() -> None:
+    made = Contender(Guesser("draft", 0.2, 0.5))
+    made.expect(0.2)
+    assert made.at(1, FLAT_TIMES, (0, 1)).tokens - 1.0 == pytest.approx((PRIOR + 0.2) / 2)
+    assert made.first_chance is None
+    made.observe(Round(0, "draft", 1, 1, 1, 2, False))
+    assert made.first_chance is not None
+    before = made.first_chance
+    made.expect(0.0)  # it has been seen by now
+    assert made.first_chance == before

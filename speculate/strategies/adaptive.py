@@ -19,7 +19,7 @@ from speculate.strategies.trials import MOST, Trials
 DEEPEST: Final = 12
 """Most tokens of a draft. Deeper ones pay for copies of long passages only."""
 
-OPTIMISM: Final = 0.75
+OPTIMISM: Final = 0.5
 """Standard deviations by which a trial may hope for more than was seen."""
 
 FORGOTTEN: Final = 400

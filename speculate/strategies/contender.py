@@ -11,11 +11,11 @@ from speculate.protocols import CatchesUp, Foresees, Proposer, Round
 from speculate.strategies.beginnings import Beginnings
 from speculate.strategies.survival import Survival
 
-PRIOR: Final = 0.6
+PRIOR: Final = 0.5
 """Chance that a first draft is right, before any was seen. Published heads reach more; a
 guess that is too low costs a round or two, one that is too high costs more."""
 
-SHARED: Final = 0.5
+SHARED: Final = 0.7
 """How much a proposer that was not seen is expected to be like those that were: where one guesses
 badly, others do."""
 
@@ -87,6 +87,7 @@ class Contender:
         """Another text begins: who failed may draft again, and what was seen counts less."""
         self.failed = False
         self._last_chance = 1.0
+        self._kind(0).prior = PRIOR
         for survival in (*self._kinds.values(), self._all_kinds):
             survival.forget(OTHER_TEXT)
 
@@ -162,7 +163,9 @@ class Contender:
     def expect(self, chance: float) -> None:
         """First drafts of others are right with this chance."""
         if self._foresees is None and not self._kind(0).seen:
-            self._kind(0).prior = PRIOR + SHARED * (chance - PRIOR)
+            # Within a text it only falls: what was seen of others is being forgotten.
+            prior = PRIOR + SHARED * (chance - PRIOR)
+            self._kind(0).prior = min(prior, self._kind(0).prior)
 
     def observe(self, round: Round) -> None:
         """Learn from a round, whoever drafted in it."""

@@ -20,7 +20,7 @@ ANEW: Final = 6.0
 MEMORY: Final = 400.0
 """Tokens of text after which what was seen counts 1/e, also where nothing new came."""
 
-PRIOR_WEIGHT: Final = 1.0
+PRIOR_WEIGHT: Final = 3.0
 """Comparisons that the first guess counts for."""
 
 CARRIED: Final = 10.0

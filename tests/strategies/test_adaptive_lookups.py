@@ -9,7 +9,7 @@ import pytest
 from speculate.protocols import Hindsight, Outlook, Round
 from speculate.strategies.adaptive import Adaptive
 from speculate.strategies.beginnings import Beginnings
-from speculate.strategies.contender import PRIOR, Contender
+from speculate.strategies.contender import PRIOR, SHARED, Contender
 from tests.strategies.world import FLAT, Finder, Guesser, World
 
 SEEDS: Final = range(5)
@@ -86,10 +86,11 @@ def test_kinds_that_were_not_seen_are_like_those_that_were() -> None:
     assert first({2: 0.0, 8: 1.0}, 8) > 0.9
 
 
-def test_expectations_are_shared_half() -> None:
+def test_expectations_are_shared_in_part() -> None:
     made = Contender(Guesser("draft", 0.2, 0.5))
     made.expect(0.2)
-    assert made.at(1, FLAT_TIMES, (0, 1)).tokens - 1.0 == pytest.approx((PRIOR + 0.2) / 2)
+    expected = PRIOR + SHARED * (0.2 - PRIOR)
+    assert made.at(1, FLAT_TIMES, (0, 1)).tokens - 1.0 == pytest.approx(expected)
     assert made.first_chance is None
     made.observe(Round(0, "draft", 1, 1, 1, 2, False))
     assert made.first_chance is not None

@@ -116,11 +116,12 @@ class DraftModel:
             self._flush()
         block = mx.concatenate([*self._waiting, newest])
         drafts: list[Choice] = []
+        # The target has no meaning for padding ids beyond its own.
+        columns = self._shared_vocabulary()
         while len(drafts) < limit:
             out = self._draft.forward(block[None], self._cache)
             self._in_flight = len(drafts) + 1
-            # The target has no meaning for padding ids beyond its own.
-            logits = out.logits[:, -1, : self._shared_vocabulary()]
+            logits = out.logits[:, -1, :columns]
             drafts.append(choose(logits, len(drafts)))
             block = drafts[-1].token
             mx.async_eval(block)

@@ -26,12 +26,12 @@ from speculate.protocols import SpeculativeModel
 
 DEPTHS: Final = (1, 2, 3, 4, 5)
 PROMPT: Final = 96
-PROMPTS: Final = 3
+PROMPTS: Final = 2
 """Of each kind."""
 TURNS: Final = 10
 ROUNDS: Final = {True: 2, False: 12}
 """Rounds of a turn, of the large target and of the small one."""
-TOKENS: Final = 128
+TOKENS: Final = 96
 STOCK, SHAPED, OURS = "mlx-lm", "our step", "our decoder"
 GOALS: Final = {True: 0.99, False: 1.05}
 """Tokens a second over mlx-lm's, of the large target and of the small one."""

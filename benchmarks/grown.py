@@ -24,9 +24,9 @@ from speculate.protocols import Strategy
 DEPTHS: Final = (1, 2, 3, 4, 5)
 CONTEXT: Final = 256
 FAR: Final = (2048, 8192)
-PROMPTS: Final = {1024: 3, 2048: 2, 768: 1}
+PROMPTS: Final = {1024: 2, 2048: 1, 768: 1}
 """Of each kind, by the model's width."""
-TOKENS: Final = 96
+TOKENS: Final = 64
 TURNS: Final = 4
 STOCK, OFF, ADAPTIVE, ALL = "mlx-lm", "off", "adaptive (default)", "adaptive (all three)"
 

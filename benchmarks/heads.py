@@ -27,7 +27,7 @@ from speculate.protocols import SpeculativeModel
 BLOCKS: Final = (2, 3, 4, 5, 6)
 """Rows of a round: one more than is drafted."""
 PROMPT: Final = 96
-PROMPTS: Final = 6
+PROMPTS: Final = 5
 TOKENS: Final = 96
 GOAL: Final = 1.05
 PLAIN: Final = "plain"

@@ -11,7 +11,7 @@ from speculate.protocols import CatchesUp, Foresees, Proposer, Round
 from speculate.strategies.beginnings import Beginnings
 from speculate.strategies.survival import Survival
 
-PRIOR: Final = 0.5
+PRIOR: Final = 0.4
 """Chance that a first draft is right, before any was seen. Published heads reach more; a
 guess that is too low costs a round or two, one that is too high costs more."""
 
@@ -88,7 +88,9 @@ class Contender:
         self.failed = False
         self._last_chance = 1.0
         self._kind(0).prior = PRIOR
-        for survival in (*self._kinds.values(), self._all_kinds):
+        # How texts return to what they said differs from text to text.
+        self._all_kinds, self._beginnings = Survival(PRIOR), Beginnings()
+        for survival in self._kinds.values():
             survival.forget(OTHER_TEXT)
 
     @property

@@ -29,7 +29,9 @@ def main() -> int:
         began = time.perf_counter()
         flags = [flag for flag in ("quick", "busy", "short") if getattr(given, flag)]
         options = [f"--{flag}" for flag in flags if name != "roofline"]
-        command = [sys.executable, "-m", f"benchmarks.{name}", *options, "--output", given.output]
+        if given.output != RESULTS:
+            options += ["--output", str(given.output)]
+        command = [sys.executable, "-m", f"benchmarks.{name}", *options]
         if subprocess.run(command, check=False).returncode:
             failed.append(name)
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)

@@ -141,5 +141,9 @@ def test_a_type_that_mlx_lm_has_and_no_adapter_drives(tmp_path: Path) -> None:
     config: dict[str, object] = {**words.DENSE, "model_type": "gemma", "head_dim": 8}
     model = gemma.Model(gemma.ModelArgs.from_dict(config))
     words.write_folder(tmp_path, model, config)
-    with pytest.raises(UnsupportedModelError, match="no adapter drives 'gemma'"):
+    with pytest.raises(UnsupportedModelError, match="no adapter drives 'gemma'") as caught:
         sp.load(tmp_path)
+    line = 'gemma = "speculate.models.dense:DenseAdapter"'
+    said = str(caught.value)
+    assert '[project.entry-points."speculate.models"]' in said
+    assert 0 < said.index(line) < said.index("write a class")

@@ -63,7 +63,9 @@ def factory_for(model_class: type[object]) -> AdapterFactory:
         return factory
     raise UnsupportedModelError(
         f"no adapter drives '{architecture}' ({model_class.__qualname__}). Supported: "
-        f"{', '.join(supported())}. To add it, write a class with `make_cache`, `adopt` and "
-        f"`forward` (see 'Writing an adapter') and name it in the entry points "
-        f"'{ENTRY_POINTS}': {architecture} = \"your_package:YourAdapter\"."
+        f"{', '.join(supported())}. If it is a trunk and an output matrix, one line under "
+        f'[project.entry-points."{ENTRY_POINTS}"] of your pyproject.toml is enough: '
+        f'{architecture} = "speculate.models.dense:DenseAdapter". If not, write a class with '
+        "`make_cache`, `adopt` and `forward` (see 'Writing an adapter'), and name it there: "
+        f'{architecture} = "your_package:YourAdapter".'
     )

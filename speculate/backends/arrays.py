@@ -69,6 +69,7 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         return cache
 
     def hand_back(self) -> ArraysCache:
+        self.refuse_while_owing()
         entries = self.entries()
         stock = self._source or ArraysCache(len(entries))
         stock.state = (entries, None, None)

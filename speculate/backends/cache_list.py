@@ -29,6 +29,7 @@ class RewindableCacheList(GroupMember, CacheList):
         self._source = source
 
     def hand_back(self) -> CacheList:
+        self.refuse_while_owing()
         members = [member.hand_back() for member in self._members]
         stock = self._source or CacheList()
         stock.caches = tuple(members)

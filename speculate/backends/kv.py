@@ -40,6 +40,7 @@ class RewindableKVCache(TrimsByOffset, KVCache):
         return cache
 
     def hand_back(self) -> KVCache:
+        self.refuse_while_owing()
         if self._position:
             raise RewindError("a cache that started late has no equal among mlx-lm's caches")
         stock = self._source or KVCache()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Protocol, runtime_checkable
 
+from speculate.errors import RewindError
+
 if TYPE_CHECKING:
     from speculate.backends.group import CacheGroup
 
@@ -24,6 +26,20 @@ class GroupMember:
     def join(self, group: CacheGroup, /) -> None:
         """Become one of `group`."""
         self._group = group
+
+    def refuse_while_owing(self) -> None:
+        """Keep tokens that are in no cache from getting lost.
+
+        Raises:
+            RewindError: Some are owed. Nothing was changed.
+        """
+        owed = None if self._group is None else self._group.owed()
+        if owed is not None:
+            raise RewindError(
+                f"the last {owed.shape[1]} tokens that were kept are in no cache yet, because some "
+                "layer can only take whole blocks back: the next model.forward on these caches "
+                "takes them in. Feed it before you hand them back."
+            )
 
 
 @runtime_checkable

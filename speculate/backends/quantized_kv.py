@@ -36,6 +36,7 @@ class RewindableQuantizedKVCache(TrimsByOffset, QuantizedKVCache):
         return cache
 
     def hand_back(self) -> QuantizedKVCache:
+        self.refuse_while_owing()
         stock = self._source or QuantizedKVCache(self.group_size, self.bits)
         stock.state = (self.keys, self.values, self.offset, self.group_size, self.bits)
         self.keys, self.values = None, None

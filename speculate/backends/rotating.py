@@ -62,6 +62,7 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         return cache
 
     def hand_back(self) -> RotatingKVCache:
+        self.refuse_while_owing()
         if self._position:
             raise RewindError("a cache that started late has no equal among mlx-lm's caches")
         stock = self._source or RotatingKVCache(max_size=self.max_size, keep=self.keep)

@@ -7,6 +7,7 @@ from typing import NoReturn, final
 
 import mlx.core as mx
 
+from speculate.backends.joining import group_of
 from speculate.errors import CacheOnLoanError, OptionError
 from speculate.protocols import Rollbackable, SpeculativeModel
 
@@ -69,4 +70,8 @@ class Loan:
         try:
             mx.eval([cache.arrays() for cache in self._adopted])
         finally:
+            group = group_of(self._adopted)
+            if group is not None:
+                # After a failure: who counts what was fed has counted them as missing.
+                group.take_owed()
             self.list[:] = [cache.hand_back() for cache in self._adopted]

@@ -105,7 +105,7 @@ def _adopted(caches: Sequence[object]) -> Iterator[list[Rollbackable]]:
     finally:
         mx.eval([cache.arrays() for cache in adopted])
         group = group_of(adopted)
-        owed = None if group is None else group.owed()
+        owed = None if group is None else group.take_owed()
         caches[:] = [cache.hand_back() for cache in adopted]
     if owed is not None:
         raise RewindError(

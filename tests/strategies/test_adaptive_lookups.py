@@ -64,14 +64,23 @@ def test_beginnings_are_counted_where_nothing_was_found_and_one_token_came() -> 
     assert found.kind == 2
 
 
+class Told(Guesser):
+    """A lookup that says how right its first drafts were, by kind, and has none."""
+
+    def __init__(self, chances: dict[int, float]) -> None:
+        super().__init__("lookup", 0.0, 0.9)
+        self._chances = chances
+
+    def outlook(self) -> Outlook:
+        return NOTHING
+
+    def hindsight(self) -> list[Hindsight]:
+        return [Hindsight(kind, 0, 100, round(100 * part)) for kind, part in self._chances.items()]
+
+
 def contender(chances: dict[int, float]) -> Contender:
-    """A lookup that was seen, with so many of a hundred first drafts right, by kind."""
-
-    class Told(Finder):
-        def hindsight(self) -> list[Hindsight]:
-            return [Hindsight(kind, 0, 100, round(100 * part)) for kind, part in chances.items()]
-
-    made = Contender(Told(0.9))
+    """A lookup that was seen."""
+    made = Contender(Told(chances))
     made.observe(Round(0, None, 0, 0, 0, 1, False))
     return made
 
@@ -91,9 +100,10 @@ def test_expectations_are_shared_in_part() -> None:
     made.expect(0.2)
     expected = PRIOR + SHARED * (0.2 - PRIOR)
     assert made.at(1, FLAT_TIMES, (0, 1)).tokens - 1.0 == pytest.approx(expected)
-    assert made.first_chance is None
+    unseen, made = made.first_chance, Contender(Guesser("draft", 0.2, 0.5))
     made.observe(Round(0, "draft", 1, 1, 1, 2, False))
-    assert made.first_chance is not None
     before = made.first_chance
     made.expect(0.0)  # it has been seen by now
+    assert unseen is None
+    assert before is not None
     assert made.first_chance == before

@@ -56,6 +56,11 @@ def enter(caches: Any) -> None:
         pass
 
 
+def enter_none() -> None:
+    with sp.speculation():
+        pass
+
+
 STOCK: Any = kit.get("qwen3_5").stock
 CHAIN: Any = sp.MTPChain
 MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
@@ -76,6 +81,12 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         OptionError,
         r"mx\.array \(1, T\)",
     ),
+    "another model's caches": (
+        lambda: MODEL.forward(mx.array([[1]]), kit.get("small_dense").model.make_cache()[:1]),
+        OptionError,
+        "got 1 caches, and this model has 4",
+    ),
+    "no caches": (enter_none, OptionError, "at least one model's list"),
     "a model for caches": (lambda: enter(MODEL), OptionError, "make_cache"),
     "nothing fed": (keep_what_was_not_fed, RewindError, "0 were fed .*model.forward"),
 }

@@ -61,7 +61,10 @@ def speculation(*caches: Sequence[object]) -> Iterator[Window]:
 
     Raises:
         CannotRewindError: A layer's cache is of a kind that nothing here can rewind.
+        OptionError: No list was given, or something that is none.
     """
+    if not caches:
+        raise OptionError("speculation needs at least one model's list of caches")
     with ExitStack() as stack:
         yield Window([stack.enter_context(_recorded(cache)) for cache in caches])
 

@@ -48,6 +48,7 @@ class StockAdapter(ABC):
         if recurrence not in (None, *get_args(Recurrence)):
             raise OptionError(f"recurrence must be 'ops', 'kernel' or None, got {recurrence!r}")
         self._recurrence = recurrence
+        self._cache_count: int | None = None
 
     @abstractmethod
     def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
@@ -115,12 +116,14 @@ class StockAdapter(ABC):
             cache: From `make_cache`, or mlx-lm's own.
 
         Raises:
-            OptionError: `tokens` is not one sequence of at least one token.
+            OptionError: `tokens` is not one sequence of at least one token, or `cache` has
+                another model's number of caches.
         """
         if not isinstance(tokens, mx.array):
             raise OptionError(f"forward takes an mx.array (1, T), got a {type(tokens).__name__}")
         if tokens.ndim != 2 or tokens.shape[0] != 1 or tokens.shape[1] < 1:
             raise OptionError(f"forward takes tokens of shape (1, T), T >= 1, got {tokens.shape}")
+        self._check_count(cache)
         group = group_of(cache)
         if group is None:
             return self._walk(tokens, cache)
@@ -132,6 +135,15 @@ class StockAdapter(ABC):
             out = self._walk(fed, cache)
         extra = fed.shape[1] - tokens.shape[1]
         return Forward(out.logits[:, extra:], out.hidden[:, extra:]) if extra else out
+
+    def _check_count(self, cache: Sequence[object]) -> None:
+        if self._cache_count is None:
+            self._cache_count = len(self.make_cache())
+        if len(cache) != self._cache_count:
+            raise OptionError(
+                f"forward got {len(cache)} caches, and this model has {self._cache_count}: they "
+                "are another model's, or two models' in one list"
+            )
 
     def __call__(self, inputs: mx.array, cache: Sequence[object] | None = None) -> mx.array:
         """Logits `(1, T, vocabulary)`, so that loops written for mlx-lm can drive this."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec, TypeVar, final
 
 from speculate.errors import SpeculateError
@@ -65,8 +67,15 @@ def at(round: int | None = None, position: int | None = None) -> Iterator[None]:
         broken.position = position if broken.position is None else broken.position
         raise
     except Exception as error:
-        detail = f"raised {type(error).__name__}: {error}"
+        told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        detail = f"raised {told} ({_where(error)})"
         raise BrokenLawError(detail, round=round, position=position) from error
+
+
+def _where(error: Exception) -> str:
+    """File and line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "nowhere"
 
 
 def require(holds: bool, detail: str) -> None:

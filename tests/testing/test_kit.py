@@ -92,7 +92,16 @@ def test_an_error_of_the_part_breaks_the_law_and_is_its_cause() -> None:
     with pytest.raises(BrokenLawError, match="round 3, position 17: raised ZeroDivisionError") as e:
         two_and_two_are_five(lambda: 1 // 0)
     assert isinstance(e.value.__cause__, ZeroDivisionError)
+    assert "ZeroDivisionError: integer division or modulo by zero (test_kit.py:" in str(e.value)
     two_and_two_are_five(lambda: 5)
+
+
+def test_an_error_without_a_word_is_found_by_its_line() -> None:
+    def silent() -> int:
+        raise AssertionError
+
+    with pytest.raises(BrokenLawError, match=r"raised AssertionError \(test_kit\.py:\d+\)"):
+        two_and_two_are_five(silent)
 
 
 def test_an_interrupt_is_nobodys_broken_law() -> None:

@@ -209,11 +209,13 @@ class Adaptive:
 
     def _share_expectations(self) -> None:
         """Tell whoever was not seen yet how right the others were."""
+        unseen = [one for one in self._contenders if one.unseen]
+        if not unseen:
+            return
         chances = [one.first_chance for one in self._contenders]
         known = [chance for chance in chances if chance is not None]
-        if known:
-            for contender in self._contenders:
-                contender.expect(sum(known) / len(known))
+        for contender in unseen if known else ():
+            contender.expect(sum(known) / len(known))
 
     def _looks(self, deepest: int) -> list[Look]:
         """Those who can draft now, what, and the time in which they take in what they missed."""

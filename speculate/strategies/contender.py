@@ -125,7 +125,7 @@ class Contender:
         """
         kind, deepest = look
         tokens, best, most = 1.0, (0, 1.0), 0.0
-        for depth, chance in enumerate(self._kind(kind).chances(deepest, optimism), 1):
+        for depth, chance in enumerate(self._expected(kind).chances(deepest, optimism), 1):
             tokens += chance
             rate = tokens / times[depth]
             if rate > most:
@@ -134,7 +134,7 @@ class Contender:
 
     def at(self, depth: int, times: Sequence[float], look: tuple[int, int]) -> Offer:
         """The offer at one depth."""
-        tokens = 1.0 + sum(self._kind(look[0]).chances(depth))
+        tokens = 1.0 + sum(self._expected(look[0]).chances(depth))
         return Offer(self, depth, tokens, times[depth])
 
     def at_a_venture(self, times: Sequence[float], deepest: int) -> Offer:
@@ -147,24 +147,30 @@ class Contender:
         often = self._beginnings.chance
         if not often or self.failed:
             return PLAIN
-        tokens, best = 0.0, PLAIN
-        chances = self._kind(self._beginnings.kind).chances(min(deepest, LIKELY))
+        tokens, best, most = 0.0, (0, 1.0, 1.0), 1.0
+        chances = self._expected(self._beginnings.kind).chances(min(deepest, LIKELY))
         for depth, chance in enumerate(chances, 1):
             tokens += chance
-            time = 1.0 + WAITING + often * (times[depth] - 1.0)
-            offer = Offer(self, depth, 1.0 + often * tokens, time)
-            best = offer if offer.rate > best.rate else best
-        return best
+            found = (depth, 1.0 + often * tokens, 1.0 + WAITING + often * (times[depth] - 1.0))
+            rate = found[1] / found[2]
+            if rate > most:
+                best, most = found, rate
+        return Offer(self, *best) if best[0] else PLAIN
+
+    @property
+    def unseen(self) -> bool:
+        """Whether it cannot tell beforehand how right it is, and no draft of it was compared."""
+        return self._foresees is None and not self._kind(0).seen
 
     @property
     def first_chance(self) -> float | None:
         """That its first draft is right, where it cannot tell beforehand and has been seen."""
-        known = self._foresees is None and self._kind(0).seen > 0
+        known = self._foresees is None and not self.unseen
         return self._kind(0).chances(1)[0] if known else None
 
     def expect(self, chance: float) -> None:
         """First drafts of others are right with this chance."""
-        if self._foresees is None and not self._kind(0).seen:
+        if self.unseen:
             # Within a text it only falls: what was seen of others is being forgotten.
             prior = PRIOR + SHARED * (chance - PRIOR)
             self._kind(0).prior = min(prior, self._kind(0).prior)
@@ -196,6 +202,11 @@ class Contender:
         survival = self._kinds.get(kind)
         if survival is None:
             survival = self._kinds[kind] = Survival(PRIOR)
+        return survival
+
+    def _expected(self, kind: int) -> Survival:
+        """A kind, with what is to be expected of it before any was seen."""
+        survival = self._kind(kind)
         if self._foresees is not None:
             # The more tokens agree, the more likely is the next one to.
             own, seen = 1.0 - 1.0 / kind if kind > 1 else PRIOR, self._all_kinds.seen

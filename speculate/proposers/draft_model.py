@@ -10,8 +10,8 @@ import mlx.core as mx
 from speculate.backends.group import CacheGroup
 from speculate.backends.joining import group_of
 from speculate.errors import CannotRewindError, OptionError, SpeculateError
-from speculate.proposers import waiting
 from speculate.proposers.vocabulary import check_vocabularies
+from speculate.proposers.waiting import Waiting
 from speculate.protocols import (
     Choice,
     Choose,
@@ -55,7 +55,7 @@ class DraftModel:
         self._cache: list[Rollbackable] = []
         self._group = CacheGroup([])
         self._position = 0
-        self._waiting: list[mx.array] = []
+        self._waiting = Waiting()
         self._fed = 0
         self._in_flight = 0
         self._undo: list[Callable[[], None]] = []
@@ -87,34 +87,34 @@ class DraftModel:
             self._take(self._cache)
             self._undo = [cache.checkpoint() for cache in self._cache]
         self._position = position
-        self._waiting, self._in_flight = [], 0
+        self._waiting, self._in_flight = Waiting(), 0
 
     def position(self) -> int:
         return self._position
 
     def behind(self) -> int:
         """See `CatchesUp`."""
-        return waiting.behind(self._waiting_rows())
+        return self._waiting.behind()
 
     def commit(self, commit: Commit, /) -> None:
         known = 0
         if self._in_flight:
             accepted = commit.tokens.shape[0] - 1
             known = 1 + min(accepted, self._in_flight - 1) if commit.verdict else 0
-            keep = self._waiting_rows() + known
+            keep = self._waiting.rows + known
             self._group.apply_keep(keep, self._group.plan_keep(keep))
-            self._waiting, self._in_flight = [], 0
+            self._waiting, self._in_flight = Waiting(), 0
         if known < commit.tokens.shape[0]:
-            self._waiting.append(commit.tokens[known:])
+            self._waiting.add(commit.tokens[known:])
         self._position += commit.tokens.shape[0]
-        if waiting.is_due(commit.tokens.shape[0], self._waiting_rows()):
+        if self._waiting.is_due(commit.tokens.shape[0]):
             self._flush()
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
         self._undo = []
         if self.behind():
             self._flush()
-        block = mx.concatenate([*self._waiting, newest])
+        block = mx.concatenate([*self._waiting.blocks, newest])
         drafts: list[Choice] = []
         # The target has no meaning for padding ids beyond its own.
         columns = self._shared_vocabulary()
@@ -138,7 +138,7 @@ class DraftModel:
             owed = self._group.take_owed()
             if owed is not None:
                 self._draft.forward(owed, self._cache)
-        mx.eval(self._arrays(), self._waiting)
+        mx.eval(self._arrays(), self._waiting.blocks)
 
     def _take(self, cache: list[Rollbackable]) -> None:
         group = group_of(cache)
@@ -173,19 +173,16 @@ class DraftModel:
 
     def _flush(self) -> None:
         """Take in what is committed, without recording: it will not be taken back."""
-        if not self._waiting:
+        if not self._waiting.blocks:
             return
-        tokens = mx.concatenate(self._waiting)
+        tokens = mx.concatenate(self._waiting.blocks)
         self._group.stop()
         try:
             self._draft.forward(tokens[None], self._cache)
         finally:
             self._group.start()
-        self._waiting = []
+        self._waiting = Waiting()
         mx.async_eval(self._arrays())
-
-    def _waiting_rows(self) -> int:
-        return sum(block.shape[0] for block in self._waiting)
 
     def _shared_vocabulary(self) -> int:
         target = self._draft if self._target is None else self._target

@@ -9,7 +9,7 @@ import mlx.core as mx
 from speculate.backends.group import CacheGroup
 from speculate.backends.joining import group_of
 from speculate.errors import HeadNotFoundError, SpeculateError
-from speculate.proposers import waiting
+from speculate.proposers.waiting import Waiting
 from speculate.protocols import (
     Choice,
     Choose,
@@ -39,7 +39,7 @@ class MTPChain:
         self._group = CacheGroup([])
         self._position = 0
         self._hidden: list[mx.array] = []
-        self._tokens: list[mx.array] = []
+        self._tokens = Waiting()
         self._catch_up = 0
 
     @property
@@ -70,23 +70,23 @@ class MTPChain:
             raise SpeculateError("the head's make_cache returned caches without a group")
         self._group = group
         self._group.start()
-        self._hidden, self._tokens, self._catch_up = [], [], 0
+        self._hidden, self._tokens, self._catch_up = [], Waiting(), 0
 
     def position(self) -> int:
         return self._position
 
     def behind(self) -> int:
         """See `CatchesUp`."""
-        return waiting.behind(self._known_rows())
+        return self._tokens.behind()
 
     def commit(self, commit: Commit, /) -> None:
         self._end_draft()
         # A waiting hidden state is paired with the next token. Where none waits, the first
         # token has its row already, or is the first of the text, which has none before it.
-        self._tokens.append(commit.tokens if self._hidden else commit.tokens[1:])
+        self._tokens.add(commit.tokens if self._hidden else commit.tokens[1:])
         self._hidden.append(commit.hidden)
         self._position += commit.tokens.shape[0]
-        if waiting.is_due(commit.tokens.shape[0], self._known_rows()):
+        if self._tokens.is_due(commit.tokens.shape[0]):
             self._flush()
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
@@ -95,7 +95,7 @@ class MTPChain:
         if self.behind():
             self._flush()
         state = mx.concatenate(self._hidden, axis=1)
-        tokens = mx.concatenate([*self._tokens, newest])
+        tokens = mx.concatenate([*self._tokens.blocks, newest])
         chain: list[Choice] = []
         while len(chain) < limit:
             out = self._step(state, tokens)
@@ -109,28 +109,25 @@ class MTPChain:
     def settle(self) -> None:
         self._group.restore()
         self._catch_up = 0
-        mx.eval(self._arrays(), self._hidden, self._tokens)
+        mx.eval(self._arrays(), self._hidden, self._tokens.blocks)
 
     def _end_draft(self) -> None:
         """Keep the rows with true hidden states, and take back those of the chain."""
         if self._catch_up:
             self._group.apply_keep(self._catch_up, self._group.plan_keep(self._catch_up))
-            self._hidden, self._tokens, self._catch_up = [], [], 0
+            self._hidden, self._tokens, self._catch_up = [], Waiting(), 0
 
     def _flush(self) -> None:
         """Take in every row whose token is known; the newest hidden state still waits."""
         hidden = mx.concatenate(self._hidden, axis=1)
-        self._step(hidden[:, :-1], mx.concatenate(self._tokens))
+        self._step(hidden[:, :-1], mx.concatenate(self._tokens.blocks))
         self._group.mark()
-        self._hidden, self._tokens = [mx.contiguous(hidden[:, -1:])], []
+        self._hidden, self._tokens = [mx.contiguous(hidden[:, -1:])], Waiting()
         mx.async_eval(self._arrays(), self._hidden)
 
     def _step(self, hidden: mx.array, tokens: mx.array) -> Forward:
         with self._group.block(tokens[None]) as fed:
             return self._the_head().step(hidden, fed, self._cache)
-
-    def _known_rows(self) -> int:
-        return sum(block.shape[0] for block in self._tokens)
 
     def _arrays(self) -> list[mx.array]:
         return [array for cache in self._cache for array in cache.arrays()]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, final
+
+import mlx.core as mx
 
 PROMPT: Final = 64
 """A commit of so many tokens is part of a prompt. It is taken in at once, as the target does."""
@@ -21,16 +23,28 @@ The forward computes logits for each of them, and keeps what it takes to take th
 """
 
 
-def is_due(told: int, waiting: int) -> bool:
-    """Whether what waits is to be taken in now.
+@final
+class Waiting:
+    """Tokens that were told and are not taken in yet.
 
-    Args:
-        told: Tokens of the newest commit.
-        waiting: Tokens that wait, these included.
+    Attributes:
+        blocks: Their ids as they came, `(n,)` each.
+        rows: How many they are. Counted along, since every round asks.
     """
-    return told >= PROMPT or waiting >= FLUSH
 
+    def __init__(self) -> None:
+        self.blocks: list[mx.array] = []
+        self.rows: int = 0
 
-def behind(waiting: int) -> int:
-    """Tokens that have to be taken in before the next draft; see `CatchesUp`."""
-    return waiting if waiting > BATCHED else 0
+    def add(self, tokens: mx.array) -> None:
+        """More tokens, `(n,)`."""
+        self.blocks.append(tokens)
+        self.rows += tokens.shape[0]
+
+    def is_due(self, told: int) -> bool:
+        """Whether all of them are to be taken in now, behind a commit of so many tokens."""
+        return told >= PROMPT or self.rows >= FLUSH
+
+    def behind(self) -> int:
+        """Tokens that have to be taken in before the next draft; see `CatchesUp`."""
+        return self.rows if self.rows > BATCHED else 0

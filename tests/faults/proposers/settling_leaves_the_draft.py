@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from speculate.proposers.draft_model import DraftModel
+from speculate.proposers.waiting import Waiting
 from tests.faults.proposers.toys import Passing, ToyTests
 
 
@@ -10,7 +11,7 @@ class Broken(Passing):
     def settle(self) -> None:
         draft = self.inner
         assert isinstance(draft, DraftModel)
-        draft._in_flight, draft._waiting = 0, []
+        draft._in_flight, draft._waiting = 0, Waiting()
 
 
 class Suite(ToyTests):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from speculate.proposers.draft_model import DraftModel
+from speculate.proposers.waiting import Waiting
 from speculate.protocols import Commit
 from tests.faults.proposers.toys import Passing, ToyTests
 
@@ -14,7 +15,7 @@ class Broken(Passing):
             self.inner.commit(commit)
             draft = self.inner
             assert isinstance(draft, DraftModel)
-            draft._waiting = []
+            draft._waiting = Waiting()
         else:
             self.inner.commit(commit)
 

@@ -107,7 +107,7 @@ class CacheGroup:
         found = self._found()
         there = [member for place in self._writers if (member := found[place]) is not None]
         writers = cast("list[WritesInBlocks]", there)
-        before = [member.length() for member in self.members()]
+        before = self._lengths()
         self._cut()
         for writer in writers:
             writer.open_block()
@@ -149,7 +149,7 @@ class CacheGroup:
         for member in members:
             member.start_speculation()
         self._held = members
-        self._base = [member.length() for member in members]
+        self._base = self._lengths()
         self._go_back = [member.checkpoint() for member in members]
         self._ledger.forget()
 
@@ -205,10 +205,11 @@ class CacheGroup:
         """How many tokens each member takes back so that `m` stay, or as few more as it must.
 
         Returns:
-            `None` where all members have to return to the kept point, which they always can.
+            An empty list where all that was fed stays, and `None` where all members have to
+            return to the kept point, which they always can.
         """
         if m >= self.fed():
-            return [0] * len(self._members)
+            return []
         keep = self._ledger.paid() + m
         for point in range(keep, 0, -1):
             surplus = [max(0, n - point) for n in self._fed_by_member()]
@@ -219,12 +220,15 @@ class CacheGroup:
 
     def apply_keep(self, m: int, surplus: list[int] | None, /) -> None:
         """Carry out what `plan_keep(m)` found, and make the result the kept point."""
-        kept = min(m, self.fed())
-        if surplus is None:
-            self._return()
+        if surplus == []:
+            self._ledger.pay_what_was_fed()
         else:
-            self._take_back(surplus)
-        self._ledger.settle(kept, landed=max(self._fed_by_member(), default=0))
+            kept = min(m, self.fed())
+            if surplus is None:
+                self._return()
+            else:
+                self._take_back(surplus)
+            self._ledger.settle(kept, landed=max(self._fed_by_member(), default=0))
         self.mark()
 
     def restore(self) -> None:
@@ -245,7 +249,10 @@ class CacheGroup:
     def _fed_by_member(self) -> list[int]:
         if self._base is None:
             raise RewindError("no speculation is running on these caches")
-        return [c.length() - b for c, b in zip(self.members(), self._base, strict=True)]
+        return [length - b for length, b in zip(self._lengths(), self._base, strict=True)]
+
+    def _lengths(self) -> list[int]:
+        return [member.length() for member in self.members()]
 
 
 def _writers(members: Sequence[Rollbackable]) -> list[int]:

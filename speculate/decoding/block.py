@@ -17,7 +17,6 @@ class Block:
     """The newest token and the drafts behind it, fed to the target together.
 
     Attributes:
-        fed: `(1, 1 + drafted)` ids.
         plan: Who drafted, and how much was asked for.
         draft: The drafts.
         out: The target's forward.
@@ -26,7 +25,6 @@ class Block:
             where nobody asked.
     """
 
-    fed: mx.array
     plan: Plan
     draft: Draft
     out: Forward
@@ -65,11 +63,11 @@ class Block:
             ids: These tokens, on the host: the first one fed, and the drafts that stand.
             newest: The token behind them, where it was emitted.
         """
-        kept, name = len(ids), self.proposer
-        verdict = Verdict(name, self.drafted, kept - 1) if name and self.drafted else None
-        if kept == 1 + self.drafted:
-            return Commit(self.fed[0], self.out.hidden, verdict, ids, newest)
-        return Commit(self.fed[0, :kept], self.out.hidden[:, :kept], verdict, ids, newest)
+        drafted, name = self.drafted, self.proposer
+        verdict = Verdict(name, drafted, len(ids) - 1) if name and drafted else None
+        # Written anew: to cut them out of what was fed would be work for the device.
+        tokens = mx.array(ids, dtype=mx.uint32)
+        return Commit(tokens, self.out.hidden, verdict, ids, newest)
 
 
 def to_ints(tokens: mx.array) -> list[int]:

@@ -35,6 +35,7 @@ class Target:
         group = group_of(loan.caches)
         self._group = CacheGroup(loan.caches) if group is None else group
         self._quantizer = Quantizer(setup.kv, loan.caches)
+        self._nothing = Draft(mx.zeros((0,), dtype=mx.uint32))
 
     def prefill(self, prompt: Sequence[int]) -> None:
         """Feed all of the prompt but its last token. Nothing of it can be taken back."""
@@ -45,9 +46,14 @@ class Target:
         self._group.start()
 
     def stop(self) -> None:
-        """Take back what was not kept, and record no longer."""
+        """Take back what was not kept, and record no longer. Synchronises.
+
+        Whoever reads the caches next may do it in another thread, where the streams of this
+        one are not known: nothing in them is left to be computed.
+        """
         self._group.restore()
         self._group.stop()
+        mx.eval(self._arrays())
 
     def restore(self) -> None:
         """Take back what was not kept."""
@@ -65,7 +71,7 @@ class Target:
             fed = mx.concatenate([newest, draft.tokens])[None]
         out = self._setup.model.forward(fed, self._caches)
         decision = self._setup.sampler.verify(newest, draft, out.logits[0])
-        return Block(fed, plan, draft, out, decision)
+        return Block(plan, draft, out, decision)
 
     def draft(self, newest: mx.array, plan: Plan, depth: int) -> Block:
         """Feed the newest token `(1,)` and up to `depth` drafts, by whom is planned."""
@@ -81,7 +87,7 @@ class Target:
 
     def launch(self, newest: mx.array, plan: Plan) -> Block:
         """Feed the newest token `(1,)` alone, perhaps not read yet, and let the device begin."""
-        block = self.forward(newest, Draft(mx.zeros((0,), dtype=mx.uint32)), plan)
+        block = self.forward(newest, self._nothing, plan)
         mx.async_eval(block.results(), self._arrays())
         return block
 

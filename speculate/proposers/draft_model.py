@@ -101,11 +101,11 @@ class DraftModel:
         if self._in_flight:
             accepted = commit.tokens.shape[0] - 1
             known = 1 + min(accepted, self._in_flight - 1) if commit.verdict else 0
-            keep = self._waiting.rows + known
+            keep = len(self._waiting.ids) + known
             self._group.apply_keep(keep, self._group.plan_keep(keep))
             self._waiting, self._in_flight = Waiting(), 0
         if known < commit.tokens.shape[0]:
-            self._waiting.add(commit.tokens[known:])
+            self._waiting.add(commit.ids[known:])
         self._position += commit.tokens.shape[0]
         if self._waiting.is_due(commit.tokens.shape[0]):
             self._flush()
@@ -114,7 +114,7 @@ class DraftModel:
         self._undo = []
         if self.behind():
             self._flush()
-        block = mx.concatenate([*self._waiting.blocks, newest])
+        block = self._waiting.in_front_of(newest)
         drafts: list[Choice] = []
         # The target has no meaning for padding ids beyond its own.
         columns = self._shared_vocabulary()
@@ -124,9 +124,9 @@ class DraftModel:
             logits = out.logits[:, -1, :columns]
             drafts.append(choose(logits, len(drafts)))
             block = drafts[-1].token
-            mx.async_eval(block)
+            # The device begins while the next step is written down.
+            mx.async_eval(block, self._arrays() if len(drafts) == limit else [])
         tokens = mx.concatenate([choice.token for choice in drafts])
-        mx.async_eval(tokens, self._arrays())
         return Draft(tokens, [choice.law for choice in drafts])
 
     def settle(self) -> None:
@@ -138,7 +138,7 @@ class DraftModel:
             owed = self._group.take_owed()
             if owed is not None:
                 self._draft.forward(owed, self._cache)
-        mx.eval(self._arrays(), self._waiting.blocks)
+        mx.eval(self._arrays())
 
     def _take(self, cache: list[Rollbackable]) -> None:
         group = group_of(cache)
@@ -173,9 +173,9 @@ class DraftModel:
 
     def _flush(self) -> None:
         """Take in what is committed, without recording: it will not be taken back."""
-        if not self._waiting.blocks:
+        if not self._waiting.ids:
             return
-        tokens = mx.concatenate(self._waiting.blocks)
+        tokens = self._waiting.tokens()
         self._group.stop()
         try:
             self._draft.forward(tokens[None], self._cache)

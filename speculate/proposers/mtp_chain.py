@@ -38,7 +38,7 @@ class MTPChain:
         self._cache: list[Rollbackable] = []
         self._group = CacheGroup([])
         self._position = 0
-        self._hidden: list[mx.array] = []
+        self._told: list[Commit] = []  # hidden states that wait for the token behind them
         self._tokens = Waiting()
         self._catch_up = 0
 
@@ -70,7 +70,7 @@ class MTPChain:
             raise SpeculateError("the head's make_cache returned caches without a group")
         self._group = group
         self._group.start()
-        self._hidden, self._tokens, self._catch_up = [], Waiting(), 0
+        self._told, self._tokens, self._catch_up = [], Waiting(), 0
 
     def position(self) -> int:
         return self._position
@@ -83,47 +83,59 @@ class MTPChain:
         self._end_draft()
         # A waiting hidden state is paired with the next token. Where none waits, the first
         # token has its row already, or is the first of the text, which has none before it.
-        self._tokens.add(commit.tokens if self._hidden else commit.tokens[1:])
-        self._hidden.append(commit.hidden)
+        self._tokens.add(commit.ids if self._told else commit.ids[1:])
+        self._told.append(commit)
         self._position += commit.tokens.shape[0]
         if self._tokens.is_due(commit.tokens.shape[0]):
             self._flush()
+        elif commit.newest is None:
+            # Of a prompt, which nobody else has computed, and this thread may not come again.
+            mx.async_eval(commit.hidden)
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        if not self._hidden:
+        if not self._told:
             return Draft(mx.zeros((0,), dtype=newest.dtype))
         if self.behind():
             self._flush()
-        state = mx.concatenate(self._hidden, axis=1)
-        tokens = mx.concatenate([*self._tokens.blocks, newest])
+        state = self._states()
+        tokens = self._tokens.in_front_of(newest)
         chain: list[Choice] = []
         while len(chain) < limit:
             out = self._step(state, tokens)
             self._catch_up = self._catch_up or tokens.shape[0]
             chain.append(choose(out.logits[:, -1], len(chain)))
             state, tokens = out.hidden[:, -1:], chain[-1].token
+            # The device begins while the next step is written down.
+            mx.async_eval(tokens, self._arrays() if len(chain) == limit else [])
         drafts = mx.concatenate([choice.token for choice in chain])
-        mx.async_eval(drafts, self._arrays())
         return Draft(drafts, [choice.law for choice in chain])
 
     def settle(self) -> None:
         self._group.restore()
         self._catch_up = 0
-        mx.eval(self._arrays(), self._hidden, self._tokens.blocks)
+        mx.eval(self._arrays(), [commit.hidden for commit in self._told])
 
     def _end_draft(self) -> None:
         """Keep the rows with true hidden states, and take back those of the chain."""
         if self._catch_up:
             self._group.apply_keep(self._catch_up, self._group.plan_keep(self._catch_up))
-            self._hidden, self._tokens, self._catch_up = [], Waiting(), 0
+            self._told, self._tokens, self._catch_up = [], Waiting(), 0
 
     def _flush(self) -> None:
         """Take in every row whose token is known; the newest hidden state still waits."""
-        hidden = mx.concatenate(self._hidden, axis=1)
-        self._step(hidden[:, :-1], mx.concatenate(self._tokens.blocks))
+        hidden = self._states()
+        self._step(hidden[:, :-1], self._tokens.tokens())
         self._group.mark()
-        self._hidden, self._tokens = [mx.contiguous(hidden[:, -1:])], Waiting()
-        mx.async_eval(self._arrays(), self._hidden)
+        newest = mx.array([self._told[-1].ids[-1]], dtype=mx.uint32)
+        state = mx.contiguous(hidden[:, -1:])
+        self._told, self._tokens = [Commit(newest, state)], Waiting()
+        mx.async_eval(self._arrays(), state)
+
+    def _states(self) -> mx.array:
+        """Those that wait, `(1, n, width)`."""
+        if len(self._told) == 1:
+            return self._told[0].hidden
+        return mx.concatenate([commit.hidden for commit in self._told], axis=1)
 
     def _step(self, hidden: mx.array, tokens: mx.array) -> Forward:
         with self._group.block(tokens[None]) as fed:

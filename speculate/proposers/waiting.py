@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, final
 
 import mlx.core as mx
@@ -27,24 +28,32 @@ The forward computes logits for each of them, and keeps what it takes to take th
 class Waiting:
     """Tokens that were told and are not taken in yet.
 
+    They wait on the host: arrays would have to be computed by then, or could not be in a thread
+    where the streams of this one are not known.
+
     Attributes:
-        blocks: Their ids as they came, `(n,)` each.
-        rows: How many they are. Counted along, since every round asks.
+        ids: In text order.
     """
 
     def __init__(self) -> None:
-        self.blocks: list[mx.array] = []
-        self.rows: int = 0
+        self.ids: list[int] = []
 
-    def add(self, tokens: mx.array) -> None:
-        """More tokens, `(n,)`."""
-        self.blocks.append(tokens)
-        self.rows += tokens.shape[0]
+    def add(self, ids: Sequence[int]) -> None:
+        """More tokens."""
+        self.ids += ids
+
+    def tokens(self) -> mx.array:
+        """All of them, `(n,)` uint32."""
+        return mx.array(self.ids, dtype=mx.uint32)
+
+    def in_front_of(self, newest: mx.array) -> mx.array:
+        """All of them, and `newest` `(1,)` behind."""
+        return mx.concatenate([self.tokens(), newest]) if self.ids else newest
 
     def is_due(self, told: int) -> bool:
         """Whether all of them are to be taken in now, behind a commit of so many tokens."""
-        return told >= PROMPT or self.rows >= FLUSH
+        return told >= PROMPT or len(self.ids) >= FLUSH
 
     def behind(self) -> int:
         """Tokens that have to be taken in before the next draft; see `CatchesUp`."""
-        return self.rows if self.rows > BATCHED else 0
+        return len(self.ids) if len(self.ids) > BATCHED else 0

@@ -63,17 +63,26 @@ class Commit:
 
     Attributes:
         tokens: `(m,)` ids, in text order.
-        hidden: `(1, m, width)`, the target's post-norm output of each.
         verdict: What became of this round's draft; `None` in prefill and where none was made.
         newest: The id that was emitted behind them and is not consumed yet, where it is
             known by now; `None` in prefill, and when the next step was launched ahead.
     """
 
     tokens: mx.array
-    hidden: mx.array
+    _hidden: mx.array
     verdict: Verdict | None = None
     _ids: Sequence[int] | None = None
     newest: int | None = None
+
+    @property
+    def hidden(self) -> mx.array:
+        """`(1, m, width)`, the target's post-norm output of each.
+
+        May be made with more rows, those of drafts that fell: they are cut off when this is
+        read, so that it costs nobody who does not.
+        """
+        rows = self.tokens.shape[0]
+        return self._hidden if self._hidden.shape[1] == rows else self._hidden[:, :rows]
 
     @property
     def ids(self) -> Sequence[int]:

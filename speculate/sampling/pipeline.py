@@ -82,4 +82,6 @@ class Pipeline:
                 tokens.append(one.tokens)
                 break
         accepted = mx.array(len(tokens) - 1, dtype=mx.int32)
-        return Decision(accepted, mx.concatenate(tokens), mx.concatenate(rows))
+        scored = mx.concatenate(rows)
+        mx.async_eval(scored)  # whoever reads scores may do it in another thread
+        return Decision(accepted, mx.concatenate(tokens), scored)

@@ -17,12 +17,13 @@ from speculate.decoding.token import Token
 from speculate.errors import DecoderBusyError
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
-from speculate.protocols import Strategy
+from speculate.protocols import Proposer, Strategy
 from speculate.strategies.fixed import Fixed
 from speculate.strategies.off import Off
+from speculate.testing.fakes import ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.heads import with_head
-from tests.decoding.watched import WatchedProposer
+from tests.decoding.watched import GuidedModel, WatchedProposer
 
 
 def drafting(name: str, depth: int = 3) -> Decoder:
@@ -176,6 +177,25 @@ def test_a_head_goes_on_in_another_thread() -> None:
     tokens = in_thread(partial(take, running, 5))
     tokens += running
     kit.check_tokens("qwen3_5", kit.PROMPT, tokens)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+def test_every_token_in_a_thread_of_its_own_whoever_drafts(name: str) -> None:
+    # Who waits, because another one drafts, waits for arrays of threads that are gone.
+    tiny = with_head(name)
+    head, small = MTPChain(), DraftModel(kit.get("qwen3_5").model, name="small")
+    text = [*kit.PROMPT, *kit.truth(name, kit.PROMPT, 40)]
+    guided = DraftModel(GuidedModel(kit.get("small_dense").model, text), name="guided")
+    plans: list[tuple[Proposer, int]] = [(head, 2), (guided, 3), (small, 2), (guided, 0)]
+    strategy = ScheduledStrategy([*plans, (head, 3), (guided, 0), (small, 4), (guided, 2)])
+    penalised = Decoder(tiny.model, strategy, logits_processors=[lambda _, logits: logits])
+    for decoder in (Decoder(tiny.model, strategy), penalised):
+        caches = kit.stock_caches(name)
+        running = decoder.generate(kit.PROMPT, 36, caches)
+        tokens = [in_thread(partial(next, running)) for _ in range(30)]
+        in_thread(running.close)
+        kit.check_tokens(name, kit.PROMPT, tokens)
+        kit.check_holds(name, caches, [*kit.PROMPT, *kit.ids_of(tokens)])
 
 
 def test_two_threads_decode_with_one_model_at_the_same_time() -> None:

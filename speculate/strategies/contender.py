@@ -19,7 +19,7 @@ SHARED: Final = 0.7
 """How much a proposer that was not seen is expected to be like those that were: where one guesses
 badly, others do."""
 
-SIMILAR: Final = 8.0
+SIMILAR: Final = 2.0
 """First drafts of any kind that count as much as what a kind's name says of it: where passages
 return, short matches are better than they look."""
 

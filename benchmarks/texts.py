@@ -85,7 +85,7 @@ def compare(
     tokens: int,
     turns: int = 2,
 ) -> Comparison:
-    """Decode each text in each way, in both orders.
+    """Decode each text in each way, in both orders: every other text begins with the last way.
 
     Args:
         ways: By name.
@@ -98,7 +98,7 @@ def compare(
     same = True
     for index, prompt in enumerate(prompts):
         texts = set()
-        for turn, name in in_turns(list(ways), turns):
+        for turn, name in in_turns(list(ways)[:: -1 if index % 2 else 1], turns):
             found = ways[name](prompt, tokens)
             if not turn:
                 rates[name].append([])

@@ -46,14 +46,9 @@ class Target:
         self._group.start()
 
     def stop(self) -> None:
-        """Take back what was not kept, and record no longer. Synchronises.
-
-        Whoever reads the caches next may do it in another thread, where the streams of this
-        one are not known: nothing in them is left to be computed.
-        """
+        """Take back what was not kept, and record no longer."""
         self._group.restore()
         self._group.stop()
-        mx.eval(self._arrays())
 
     def restore(self) -> None:
         """Take back what was not kept."""

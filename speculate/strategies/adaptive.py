@@ -193,7 +193,10 @@ class Adaptive:
             depth = 1 + (best.depth if contender is best.contender else 0)
             hoped = contender is hope.contender and depth <= hope.depth
             idle = self._timing.idle(contender.name)
-            if hoped or (contender is not best.contender and idle >= FORGOTTEN):
+            unknown = idle >= FORGOTTEN or (
+                hope.contender is None and self._nobody_is_known(contender)
+            )
+            if hoped or (contender is not best.contender and unknown):
                 trial = contender.at(depth, self._timing.of(contender.name), look)
                 loss = first + trial.time - trial.tokens / best.rate
                 # Whoever was slow may not be any more.
@@ -201,6 +204,11 @@ class Adaptive:
                 if self._trials.pay(price):
                     return trial
         return None
+
+    def _nobody_is_known(self, contender: Contender) -> bool:
+        """Whether hardly anything was seen of it, and nothing of others that it might be like."""
+        others = (one for one in self._contenders if one is not contender)
+        return contender.hardly_seen and all(one.first_chance is None for one in others)
 
     def _at_a_venture(self, deepest: int) -> Offer:
         """A plain round, or one in which somebody may find something once its token is known."""

@@ -30,6 +30,9 @@ lookup was to see its token first."""
 LIKELY: Final = 6
 """Most tokens of a draft that is asked for before anything is found."""
 
+HARDLY: Final = 3
+"""Drafts of a text that say little of a proposer yet: luck may have made them wrong."""
+
 OTHER_TEXT: Final = 800
 """Tokens that the beginning of another text counts for in forgetting."""
 
@@ -82,11 +85,12 @@ class Contender:
         self._all_kinds = Survival(PRIOR)
         self._beginnings = Beginnings()
         self._last_chance = 1.0
+        self._drafts = 0
 
     def begin(self) -> None:
         """Another text begins: who failed may draft again, and what was seen counts less."""
         self.failed = False
-        self._last_chance = 1.0
+        self._last_chance, self._drafts = 1.0, 0
         self._kind(0).prior = PRIOR
         # How texts return to what they said differs from text to text.
         self._all_kinds, self._beginnings = Survival(PRIOR), Beginnings()
@@ -163,6 +167,11 @@ class Contender:
         return self._foresees is None and not self._kind(0).seen
 
     @property
+    def hardly_seen(self) -> bool:
+        """Whether it cannot tell beforehand, and few drafts of this text were its own."""
+        return self._foresees is None and self._drafts < HARDLY
+
+    @property
     def first_chance(self) -> float | None:
         """That its first draft is right, where it cannot tell beforehand and has been seen."""
         known = self._foresees is None and not self.unseen
@@ -193,10 +202,12 @@ class Contender:
             whole = round.emitted > round.accepted
             compared = round.drafted if whole else round.accepted
             self._kind(0).observe(compared, round.accepted)
+            self._drafts += 1
             self._last_chance = self._kind(0).chances(1)[0]
         elif round.asked == self.name and not round.cut:
             # No draft is worth as much as a wrong one.
             self._kind(0).observe(1, 0)
+            self._drafts += 1
 
     def _kind(self, kind: int) -> Survival:
         survival = self._kinds.get(kind)

@@ -54,6 +54,16 @@ def test_when_drafts_are_no_longer_right_it_stops_and_when_they_are_again_it_goe
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_who_was_never_seen_is_tried_also_where_a_guess_would_not_pay(seed: int) -> None:
+    # Half the drafts have to be right for a round to pay; 9 of 10 are.
+    slow = {1: 1.0, 2: 1.5, 3: 1.7, 5: 2.1, 9: 2.7}
+    guesser = Guesser("draft", 0.1, 0.9)
+    world = World(guesser, forward=slow, seed=seed)
+    rounds = world.run(Adaptive(guesser, costs=world.costs()), 400)
+    assert first(rounds, "draft", 4) < 150
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_of_another_text_less_is_expected(seed: int) -> None:
     guesser = Guesser("mtp", 0.1, 0.9)
     world = World(guesser, seed=seed)

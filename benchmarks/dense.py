@@ -98,7 +98,7 @@ def by_texts(pair: Pair, texts: Sequence[Sequence[int]], tokens: int) -> Compari
     """What whole texts take, at fixed depths and at whatever pays."""
     ways = {STOCK: contestants.stock_plain(pair.target), "adaptive": pair.adaptive()}
     ways |= {f"depth {depth}": pair.drafted(depth) for depth in DEPTHS}
-    return compare(measured(ways), texts, tokens)
+    return compare(measured(ways), texts, tokens, turns=1)
 
 
 def rounds_table(pair: Pair, found: Ratios) -> report.Table:

@@ -25,8 +25,8 @@ from speculate.protocols import Strategy
 DEPTHS: Final = (1, 2, 3, 4, 5)
 CONTEXT: Final = 256
 FAR: Final = (2048, 8192)
-PROMPTS: Final = 2
-"""Of each kind."""
+PROMPTS: Final = {1024: 2, 2048: 1, 768: 1}
+"""Of each kind, by the model's width."""
 TOKENS: Final = 64
 TURNS: Final = 4
 STOCK, OFF, ADAPTIVE, ALL = "mlx-lm", "off", "adaptive (default)", "adaptive (all three)"
@@ -88,7 +88,7 @@ def main() -> None:
         pair = Pair(target, draft)
         near = {}
         for kind in KINDS:
-            texts = prompts(tokenizer, kind, CONTEXT, options.some(PROMPTS))
+            texts = prompts(tokenizer, kind, CONTEXT, options.some(PROMPTS[size[0]]))
             tokens = options.some(TOKENS, 24)
             near[kind] = compare(measured(ways(pair)), texts, tokens, turns=1)
         tables.append(near_table(title, near))

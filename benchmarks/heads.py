@@ -3,7 +3,7 @@
     python -m benchmarks.heads
 
 mlx-vlm runs in a process and an environment of its own, which this makes from the package index
-the first time. Both load the same weights. For each text all ways of both take turns, forth and
+the first time. Both load the same files. For each text all ways of both take turns, forth and
 back, so that each of ours has one of theirs beside it.
 """
 
@@ -19,7 +19,7 @@ from benchmarks import contestants, picture, report
 from benchmarks.grow import HYBRIDS, grown_hybrid
 from benchmarks.peers.vlm import MLXVLM, VERSION, mlx_vlm
 from benchmarks.prompts import prompts
-from benchmarks.saved import save_grown
+from benchmarks.saved import load_saved, save_grown
 from benchmarks.spread import Spread
 from benchmarks.texts import Measured, Rates, compare, measured, rate, ratio
 from speculate.protocols import SpeculativeModel
@@ -104,11 +104,15 @@ def round_costs(rates: Rates, rounds: Mapping[str, float]) -> report.Table:
 
 def main() -> None:
     options = report.options(__doc__)
-    model, tokenizer = grown_hybrid(*HYBRIDS[2])
+    grown, tokenizer = grown_hybrid(*HYBRIDS[2])
     texts = prompts(tokenizer, "code", PROMPT, options.some(PROMPTS, 1 if options.quick else 2))
     tokens = options.some(TOKENS, 24 if options.quick else 48)
-    with TemporaryDirectory() as place, mlx_vlm(*save_grown(model, Path(place))) as peer:
-        found = compare(ways(model, peer), texts, tokens)
+    with TemporaryDirectory() as place:
+        files = save_grown(grown, Path(place))
+        del grown
+        model = load_saved(*files)
+        with mlx_vlm(*files) as peer:
+            found = compare(ways(model, peer), texts, tokens)
     rates = found.rates
     summary = [["", "tokens a second, ratio"]]
     summary += [[name, str(spread)] for name, spread in bests(rates).items()]

@@ -11,17 +11,18 @@ import attrs
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
 
 from benchmarks.grow import hybrid_args
 from benchmarks.padding import put_all
 from benchmarks.places import head_width, hybrid_places
 from speculate.checkpoints import find_head, read_head
 from speculate.checkpoints.drafter import drafter_config, write_drafter
-from speculate.loading import load_demo
+from speculate.loading import adapt, load_demo, load_mtp_head
 from speculate.loading.adapt import stock_of
 from speculate.loading.demo import demo_folder
 from speculate.loading.unpack import unpack_head
-from speculate.protocols import SpeculativeModel
+from speculate.protocols import SpeculativeModel, StockModel
 
 
 def save_grown(model: SpeculativeModel, folder: Path) -> tuple[Path, Path]:
@@ -55,6 +56,14 @@ def save_grown(model: SpeculativeModel, folder: Path) -> tuple[Path, Path]:
     grown = attrs.evolve(head, weights=put_all(head.weights, places))
     write_drafter(drafter, grown, drafter_config(attrs.evolve(files, config=config), grown))
     return trunk, drafter
+
+
+def load_saved(trunk: Path, drafter: Path) -> SpeculativeModel:
+    """The same model and head, from the files: weights that were computed in this process may lie
+    elsewhere in memory, and be read faster or slower, than those of a process that loaded them."""
+    module, _ = load_model(trunk)
+    model = cast(StockModel, module)
+    return adapt(model, head=load_mtp_head(drafter, model))
 
 
 def _module(model: SpeculativeModel) -> Module:

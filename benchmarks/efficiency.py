@@ -32,7 +32,7 @@ PROPOSERS: Final = ("mtp", "draft")
 PROMPT: Final = 96
 PROMPTS: Final = 3
 """Of each kind: code and prose. A prompt is a repeat."""
-TURNS: Final = 6
+TURNS: Final = 5
 GOAL: Final = 0.97
 
 Times = Mapping[str, Sequence[Turn]]

@@ -29,7 +29,7 @@ from speculate.protocols import Choose, Commit, Draft, Round, SpeculativeModel
 
 DEPTH: Final = 4
 PROMPT: Final = 96
-ROUNDS: Final = 40
+ROUNDS: Final = 20
 REPEATS: Final = 5
 GOAL: Final = 0.01
 

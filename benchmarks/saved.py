@@ -63,7 +63,8 @@ def load_saved(trunk: Path, drafter: Path) -> SpeculativeModel:
     elsewhere in memory, and be read faster or slower, than those of a process that loaded them."""
     module, _ = load_model(trunk)
     model = cast(StockModel, module)
-    return adapt(model, head=load_mtp_head(drafter, model))
+    # Growing made the gains of norms small, so that they look like what is stored without a 1.
+    return adapt(model, head=load_mtp_head(drafter, model, norms="gains"))
 
 
 def _module(model: SpeculativeModel) -> Module:

@@ -66,7 +66,7 @@ class Block:
         drafted, name = self.drafted, self.proposer
         verdict = Verdict(name, drafted, len(ids) - 1) if name and drafted else None
         # Written anew: to cut them out of what was fed would be work for the device.
-        tokens = mx.array(ids, dtype=mx.uint32)
+        tokens = mx.array(list(ids), dtype=mx.uint32)
         return Commit(tokens, self.out.hidden, verdict, ids, newest)
 
 

@@ -51,10 +51,12 @@ class Survival:
         self._right: list[float] = []
         self._seen: list[float] = []
         self._lately: list[float] = []
+        self._passed = 0  # tokens of text that are not forgotten by yet
 
     @property
     def seen(self) -> float:
         """First drafts that were compared with the text, as far as they are not forgotten."""
+        self._fade()
         return self._seen[0] if self._seen else 0.0
 
     def observe(self, compared: int, right: int) -> None:
@@ -77,6 +79,7 @@ class Survival:
         """
         if not compared:
             return
+        self._fade()
         while position >= len(self._seen):
             self._seen.append(0.0)
             self._right.append(0.0)
@@ -93,9 +96,16 @@ class Survival:
 
     def forget(self, tokens: int) -> None:
         """The text went on by so many tokens."""
-        keep = math.exp(-tokens / MEMORY)
+        # Every kind of draft hears of every round, and few are looked at before the next.
+        self._passed += tokens
+
+    def _fade(self) -> None:
+        if not self._passed:
+            return
+        keep = math.exp(-self._passed / MEMORY)
         self._right = [right * keep for right in self._right]
         self._seen = [seen * keep for seen in self._seen]
+        self._passed = 0
 
     def chances(self, depth: int, optimism: float = 0.0) -> list[float]:
         """`S_1 ... S_depth`: chances that so many leading drafts are all right.
@@ -104,6 +114,7 @@ class Survival:
             depth: Drafts.
             optimism: Standard deviations to add to what was learned of each position.
         """
+        self._fade()
         chances = []
         product, expected, weight = 1.0, self.prior, PRIOR_WEIGHT
         known = len(self._seen)

@@ -124,8 +124,7 @@ def gated_delta(
     else:
         ours.replace(after)
     cache.advance(rows)
-    # The cache itself knows the way back in front of a block, and one token has no inside.
-    if ours is not None and recording and rows > 1:
+    if ours is not None and recording:
         ours.record_rollback(rows, Block(conv_input, taps, states), before)
     gated = layer.norm(out, projected.z)
     return layer.out_proj(gated.reshape(1, rows, -1))

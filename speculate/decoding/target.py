@@ -35,7 +35,8 @@ class Target:
         group = group_of(loan.caches)
         self._group = CacheGroup(loan.caches) if group is None else group
         self._quantizer = Quantizer(setup.kv, loan.caches)
-        self._nothing = Draft(mx.zeros((0,), dtype=mx.uint32))
+        # From the host: zeros would wait to be made in the thread that begins the text.
+        self._nothing = Draft(mx.array([], dtype=mx.uint32))
 
     def prefill(self, prompt: Sequence[int]) -> None:
         """Feed all of the prompt but its last token. Nothing of it can be taken back."""

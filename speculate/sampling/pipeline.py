@@ -54,6 +54,7 @@ class Pipeline:
         self._position += tokens.shape[0]
         if len(self._processors):
             self._history = mx.concatenate([self._history, tokens])
+            mx.async_eval(self._history)  # a processor may read it first in another thread
 
     def _processed(self, text: mx.array, draft: Draft, logits: mx.array, row: int) -> mx.array:
         known = text.shape[0] - draft.tokens.shape[0] + row

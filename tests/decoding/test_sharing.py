@@ -18,6 +18,7 @@ from speculate.errors import DecoderBusyError
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.protocols import Proposer, Strategy
+from speculate.sampling.penalties import Processor
 from speculate.strategies.fixed import Fixed
 from speculate.strategies.off import Off
 from speculate.testing.fakes import ScheduledStrategy
@@ -188,8 +189,12 @@ def test_every_token_in_a_thread_of_its_own_whoever_drafts(name: str) -> None:
     guided = DraftModel(GuidedModel(kit.get("small_dense").model, text), name="guided")
     plans: list[tuple[Proposer, int]] = [(head, 2), (guided, 3), (small, 2), (guided, 0)]
     strategy = ScheduledStrategy([*plans, (head, 3), (guided, 0), (small, 4), (guided, 2)])
-    penalised = Decoder(tiny.model, strategy, logits_processors=[lambda _, logits: logits])
-    for decoder in (Decoder(tiny.model, strategy), penalised):
+
+    def reads(every: int) -> Processor:
+        return lambda text, logits: logits + (0 if text.shape[0] % every else 0 * text.max())
+
+    for processors in ([], [reads(1)], [reads(7)]):
+        decoder = Decoder(tiny.model, strategy, logits_processors=processors)
         caches = kit.stock_caches(name)
         running = decoder.generate(kit.PROMPT, 36, caches)
         tokens = [in_thread(partial(next, running)) for _ in range(30)]

@@ -220,15 +220,15 @@ class CacheGroup:
 
     def apply_keep(self, m: int, surplus: list[int] | None, /) -> None:
         """Carry out what `plan_keep(m)` found, and make the result the kept point."""
-        if surplus == []:
-            self._ledger.pay_what_was_fed()
-        else:
+        if surplus != []:
             kept = min(m, self.fed())
             if surplus is None:
                 self._return()
             else:
                 self._take_back(surplus)
             self._ledger.settle(kept, landed=max(self._fed_by_member(), default=0))
+        elif not self._ledger.empty:
+            self._ledger.pay()
         self.mark()
 
     def restore(self) -> None:

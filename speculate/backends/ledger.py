@@ -64,11 +64,6 @@ class Ledger:
         """Whether the owed tokens are better fed as a block of their own."""
         return not self._log and self._rows() >= OWED_AT_MOST
 
-    def pay_what_was_fed(self) -> None:
-        """All that was fed stays, and the owed tokens in front of it."""
-        if self._log:
-            self._owed = None
-
     def settle(self, kept: int, landed: int) -> None:
         """After a rewind: owe what is kept of the fed tokens and is in no cache any more.
 

@@ -56,7 +56,6 @@ class DraftModel:
         self._group = CacheGroup([])
         self._position = 0
         self._waiting = Waiting()
-        self._fed = 0
         self._in_flight = 0
         self._undo: list[Callable[[], None]] = []
         started_empty = cache is not None and not any(layer.length() for layer in cache)

@@ -98,7 +98,16 @@ def test_it_changes_nothing_either_where_nobody_drafts(factor: float) -> None:
         found.append(plans(world.run(strategy, 400)))
         assert strategy.plain_seconds == pytest.approx(world.pace)
     assert found[0] == found[1]
-    assert sum(depth for _, depth in found[0]) < 60
+
+
+def test_where_nobody_is_right_hardly_anybody_drafts() -> None:
+    drafted = []
+    for seed in range(24):
+        world, _, strategy = settled(0.05, noise=0.0, seed=seed)
+        drafted.append(sum(depth for _, depth in plans(world.run(strategy, 400))))
+    # Drafts that are right by luck make it draft for a while, in some texts.
+    assert sum(drafted) / len(drafted) < 20
+    assert max(drafted) < 60
 
 
 @pytest.mark.parametrize("rounds", [(40,), (0,), (40, 41, 42), (40, 42, 44), (5, 40, 90)], ids=str)

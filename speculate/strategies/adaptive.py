@@ -20,7 +20,8 @@ DEEPEST: Final = 12
 """Most tokens of a draft. Deeper ones pay for copies of long passages only."""
 
 OPTIMISM: Final = 0.5
-"""Standard deviations by which a trial may hope for more than was seen."""
+"""Standard deviations by which a trial may hope for more than was seen, and as many times that as
+there are plain steps saved for trials."""
 
 FORGOTTEN: Final = 400
 """Rounds without a proposer after which it is tried again, whatever was seen of it."""
@@ -91,6 +92,7 @@ class Adaptive:
         self._known: dict[tuple[str | None, int], Costs] = {}
         self._timing = Timing(costs, self._free, DEEPEST)
         self._trials = Trials()
+        self._rate = 1.0
         self._behind: dict[str, int] = {}
 
     @property
@@ -103,9 +105,10 @@ class Adaptive:
         return self._timing.plain_seconds
 
     def plan(self, remaining: int | None, /) -> Plan:
-        if not self._fixed and self._timing.doubts_plain():
+        if not self._fixed and self._timing.doubts_plain(self._rate):
             return Plan()
         best = self._choose(HORIZON if remaining is None else min(HORIZON, remaining))
+        self._rate = best.rate
         self._trials.earn(best.time)
         plain = self.plain_seconds or None
         if best.contender is None:
@@ -121,6 +124,7 @@ class Adaptive:
             except Exception as error:
                 self.failed(contender.proposer, error)
         self._share_expectations()
+        self._trials.observe(round)
         timed = 0.0 < round.seconds < math.inf
         if self._fixed or round.cut or not timed:
             return
@@ -153,6 +157,7 @@ class Adaptive:
             self._store.save(self._key, costs)
 
     def begin(self) -> None:
+        self._trials.begin()
         for contender in self._contenders:
             contender.begin()
 
@@ -175,13 +180,17 @@ class Adaptive:
         """
         best = hope = PLAIN
         looks = self._looks(min(DEEPEST, horizon - 1))
+        saved = self._trials.saved
+        # Where much is saved nothing seemed worth a try for long: hope for more.
+        optimism = OPTIMISM
         for contender, look, first in looks:
             times = self._timing.of(contender.name)
             if not first or not contender.looks_better():
                 best = max(best, contender.best(times, look).after(first, horizon), key=_rate)
-            hoped_for = contender.best(times, look, OPTIMISM).after(first, horizon)
-            hope = max(hope, hoped_for, key=_rate)
-        trial = self._trial(looks, best, hope)
+            if saved > 0.0:
+                hoped_for = contender.best(times, look, optimism).after(first, horizon)
+                hope = max(hope, hoped_for, key=_rate)
+        trial = self._trial(looks, best, hope) if saved > 0.0 else None
         if trial is None and best.contender is None:
             return self._at_a_venture(min(DEEPEST, horizon - 1))
         return trial or best
@@ -201,7 +210,7 @@ class Adaptive:
                 loss = first + trial.time - trial.tokens / best.rate
                 # Whoever was slow may not be any more.
                 price = loss if idle < FORGOTTEN * loss else min(loss, MOST)
-                if self._trials.pay(price):
+                if self._trials.pay(trial, price, best):
                     return trial
         return None
 

@@ -33,8 +33,8 @@ LIKELY: Final = 6
 HARDLY: Final = 3
 """Drafts of a text that say little of a proposer yet: luck may have made them wrong."""
 
-OTHER_TEXT: Final = 800
-"""Tokens that the beginning of another text counts for in forgetting."""
+OTHER_TEXTS: Final = 4.0
+"""Comparisons that what was seen in other texts counts for at most, at each position."""
 
 
 @final
@@ -95,7 +95,7 @@ class Contender:
         # How texts return to what they said differs from text to text.
         self._all_kinds, self._beginnings = Survival(PRIOR), Beginnings()
         for survival in self._kinds.values():
-            survival.forget(OTHER_TEXT)
+            survival.trust_less(OTHER_TEXTS)
 
     @property
     def free(self) -> bool:
@@ -212,7 +212,7 @@ class Contender:
     def _kind(self, kind: int) -> Survival:
         survival = self._kinds.get(kind)
         if survival is None:
-            survival = self._kinds[kind] = Survival(PRIOR)
+            survival = self._kinds[kind] = Survival(PRIOR, agreed=kind)
         return survival
 
     def _expected(self, kind: int) -> Survival:

@@ -27,7 +27,11 @@ CARRIED: Final = 10.0
 """Comparisons that the position in front counts for, where there are few of its own."""
 
 DEEPER: Final = 0.95
-"""Chance of a position that was never seen, relative to the one in front of it."""
+"""Chance of a position that was never seen, relative to the one in front of it; of copies see
+`Survival`."""
+
+EDITED: Final = 0.08
+"""Chance that a copy ends at a position that was never seen, at the least: no copy is endless."""
 
 
 @final
@@ -39,15 +43,21 @@ class Survival:
     nothing about deeper ones. A position that has seen little is taken to be like the one in
     front of it. When what comes no longer fits what was learned, learning begins anew.
 
+    Where a draft is a copy, each token of it that is right is one more that agrees, and the
+    more agree the likelier is the next one to: behind `n` of them one in `n` is wrong, as far as
+    nothing else is known, but no fewer than `EDITED`.
+
     Args:
         prior: Chance that a first draft is right, before any was seen.
+        agreed: Tokens in front of a draft that agree with what it copies; 0 where it is no copy.
 
     Attributes:
         prior: The same. It may be changed at any time.
     """
 
-    def __init__(self, prior: float) -> None:
+    def __init__(self, prior: float, agreed: int = 0) -> None:
         self.prior: float = prior
+        self._agreed = agreed
         self._right: list[float] = []
         self._seen: list[float] = []
         self._lately: list[float] = []
@@ -99,6 +109,14 @@ class Survival:
         # Every kind of draft hears of every round, and few are looked at before the next.
         self._passed += tokens
 
+    def trust_less(self, most: float) -> None:
+        """What was seen at a position counts for so many comparisons at most."""
+        self._fade()
+        for position, seen in enumerate(self._seen):
+            if seen > most:
+                self._right[position] *= most / seen
+                self._seen[position] = most
+
     def _fade(self) -> None:
         if not self._passed:
             return
@@ -117,7 +135,7 @@ class Survival:
         self._fade()
         chances = []
         product, expected, weight = 1.0, self.prior, PRIOR_WEIGHT
-        known = len(self._seen)
+        known, agreed = len(self._seen), self._agreed
         for position in range(depth):
             right, seen = weight * expected, weight
             if position < known:
@@ -129,6 +147,11 @@ class Survival:
                 hazard = 1.0 if hazard > 1.0 else hazard
             product *= hazard
             chances.append(product)
-            expected *= DEEPER
+            if agreed:
+                wrong = (1.0 - expected) * agreed / (agreed + 1)
+                expected = 1.0 - (wrong if wrong > EDITED else EDITED)
+                agreed += 1
+            else:
+                expected *= DEEPER
             weight = CARRIED
         return chances

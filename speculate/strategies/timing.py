@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from itertools import accumulate
-from statistics import median, median_low
+from statistics import fmean, median, median_low
 from typing import Final, final
 
 from speculate.protocols import Costs
@@ -32,6 +32,12 @@ OUTDATED: Final = 128
 
 RECHECKED: Final = 512
 """Rounds after which plain decoding is timed again, in any case."""
+
+CLOSE: Final = 1.1
+"""Tokens per plain step below which it matters what plain decoding takes."""
+
+RECHECKED_CLOSE: Final = 256
+"""Rounds after which it is timed again, there."""
 
 GUESSED: Final = Costs(0, {1: 1.0, 2: 1.15, 4: 1.4, 8: 2.0}, {})
 """What is expected before anything was measured, of a 4-bit model on a laptop."""
@@ -116,11 +122,15 @@ class Timing:
         """Rounds since `name` drafted."""
         return self._idle[name]
 
-    def doubts_plain(self) -> bool:
-        """Whether to decode without a draft, to see what that takes now."""
+    def doubts_plain(self, rate: float) -> bool:
+        """Whether to decode without a draft, to see what that takes now.
+
+        Args:
+            rate: Tokens per plain step that were expected of the last round.
+        """
         self._in_doubt = (
             self._in_doubt
-            or self._idle[None] >= RECHECKED
+            or self._idle[None] >= (RECHECKED_CLOSE if rate < CLOSE else RECHECKED)
             or _apart(self._pace, self._checked_pace)
         )
         return self._in_doubt
@@ -133,7 +143,9 @@ class Timing:
             return
         self._checks.append(seconds)
         if len(self._checks) >= CHECKS or not self._pace:
-            self._settle(min(self._checks))
+            # What disturbs a round only ever adds to it.
+            least = min(self._checks)
+            self._settle(fmean(time for time in self._checks if not _apart(time, least)))
 
     def observe(self, name: str, depth: int, seconds: float, behind: int = 0) -> None:
         """A round with `depth` drafts by `name` took so long.

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from speculate.strategies.survival import Survival
+from speculate.strategies.survival import EDITED, Survival
 
 
 def learned(hazard: float, depth: int = 4, drafts: int = 400, prior: float = 0.6) -> Survival:
@@ -112,3 +112,39 @@ def test_optimism_hopes_for_more_where_less_was_seen(drafts: int) -> None:
     assert all(hope > chance for chance, hope in zip(plain, hopeful, strict=True))
     assert hopeful[0] - plain[0] < 0.75 * 0.5 / (1 + min(drafts, 40)) ** 0.5 + 0.01
     assert max(learned(1.0).chances(4, 3.0)) <= 1.0
+
+
+@pytest.mark.parametrize("agreed", [2, 3, 5])
+def test_of_copies_the_further_a_draft_gets_the_likelier_is_its_next_token(agreed: int) -> None:
+    survival = Survival(1.0 - 1.0 / agreed, agreed=agreed)
+    chances = survival.chances(12)
+    hazards = [right / front for right, front in zip(chances, [1.0, *chances], strict=False)]
+    for position, hazard in enumerate(hazards):
+        wrong = max(1.0 / (agreed + position), EDITED if position else 0.0)
+        assert hazard == pytest.approx(1.0 - wrong)
+
+
+def test_a_copy_that_ends_early_is_learned_like_any_draft() -> None:
+    survival = Survival(0.8, agreed=5)
+    for _ in range(100):
+        survival.observe(4, 2)
+    first, second, third = survival.chances(3)
+    assert first > second > 0.96
+    assert third < 0.2
+
+
+def test_what_was_seen_in_other_texts_is_soon_outweighed_and_still_says_how_deep() -> None:
+    survival = learned(0.9, depth=6)
+    before = survival.chances(6)
+    survival.trust_less(4.0)
+    assert survival.seen == pytest.approx(4.0)
+    # The first guess counts for three, and draws it so far.
+    assert survival.chances(6)[0] == pytest.approx((3 * 0.6 + 4 * before[0]) / 7, abs=0.02)
+    assert survival.chances(6)[5] > 5 * Survival(0.6).chances(6)[5]
+    for _ in range(6):
+        survival.observe(1, 0)
+    assert survival.chances(1)[0] < 0.45
+    little = learned(0.9, drafts=2)
+    seen = little.seen
+    little.trust_less(4.0)
+    assert little.seen == seen

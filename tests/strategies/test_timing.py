@@ -8,10 +8,22 @@ from typing import Final
 import pytest
 
 from speculate.protocols import Costs
-from speculate.strategies.timing import CHECKS, LASTING, OUTDATED, RECHECKED, Timing, interpolated
-from speculate.strategies.trials import MOST, SHARE, START, Trials
+from speculate.strategies.timing import (
+    CHECKS,
+    CLOSE,
+    LASTING,
+    OUTDATED,
+    RECHECKED,
+    RECHECKED_CLOSE,
+    Timing,
+    interpolated,
+)
 
 COSTS: Final = Costs(0, {1: 0.02, 2: 0.022, 4: 0.03, 8: 0.06}, {"mtp": 0.002})
+
+
+PAYS: Final = 2.0
+"""Tokens per plain step where drafts are worth while."""
 
 
 def timing(*, lately: bool = True) -> Timing:
@@ -26,7 +38,7 @@ def draft(timing: Timing, times: Iterable[float], depth: int = 1) -> None:
 def plain(timing: Timing, seconds: float) -> int:
     """Let it check plain decoding: the number of rounds that it asks for."""
     rounds = 0
-    while timing.doubts_plain():
+    while timing.doubts_plain(PAYS):
         timing.observe_plain(seconds)
         rounds += 1
     return rounds
@@ -44,7 +56,7 @@ def test_times_come_from_the_table_at_first() -> None:
     assert found.of("mtp")[:3] == pytest.approx([1.0, 1.2, 1.5])
     assert found.of("lookup")[:3] == pytest.approx([1.0, 1.1, 1.3])
     assert found.plain_seconds == 0.02
-    assert not found.doubts_plain()
+    assert not found.doubts_plain(PAYS)
 
 
 def test_more_rows_never_take_less_whatever_was_measured() -> None:
@@ -102,7 +114,7 @@ def test_a_machine_that_slows_down_is_blamed_on_nobody() -> None:
     assert found.of("mtp")[1] == pytest.approx(1.2)
     draft(found, [0.048] * 20)
     assert found.of("mtp")[1] == pytest.approx(1.2)
-    assert not found.doubts_plain()
+    assert not found.doubts_plain(PAYS)
 
 
 def test_a_proposer_that_stays_slow_while_plain_decoding_is_not_is_blamed() -> None:
@@ -123,7 +135,7 @@ def test_rounds_that_were_slow_in_between_are_no_beginning_of_a_change() -> None
     for _ in range(10):
         draft(found, [0.2] * 3 + [0.024] * 4)
     assert found.of("mtp")[1] == pytest.approx(1.2)
-    assert not found.doubts_plain()
+    assert not found.doubts_plain(PAYS)
 
 
 def test_drift_is_followed_without_a_check() -> None:
@@ -139,23 +151,29 @@ def test_drift_is_followed_without_a_check() -> None:
 def test_plain_decoding_is_checked_after_so_many_rounds_without_it() -> None:
     found = timing()
     draft(found, [0.024] * (RECHECKED - 1))
-    assert not found.doubts_plain()
+    assert not found.doubts_plain(PAYS)
     draft(found, [0.024])
     assert plain(found, 0.021) == CHECKS
     assert found.idle("mtp") == CHECKS
     assert found.plain_seconds == 0.021
 
 
-def test_trials_cost_what_was_earned_and_saved() -> None:
-    trials = Trials()
-    assert not trials.pay(START + 0.1)
-    assert trials.pay(START)
-    assert not trials.pay(0.1)
-    for _ in range(round(0.5 / SHARE)):
-        trials.earn(1.0)
-    assert trials.pay(0.4)
-    assert not trials.pay(0.4)
-    for _ in range(10_000):
-        trials.earn(1.0)
-    assert not trials.pay(MOST + 0.1)
-    assert trials.pay(MOST)
+def test_where_drafts_hardly_pay_plain_decoding_is_checked_more_often() -> None:
+    found = timing()
+    draft(found, [0.024] * (RECHECKED_CLOSE - 1))
+    assert not found.doubts_plain(1.02)
+    draft(found, [0.024])
+    assert not found.doubts_plain(CLOSE)
+    assert found.doubts_plain(1.02)
+    # It is asked for until it is known.
+    assert plain(found, 0.021) == CHECKS
+
+
+def test_of_plain_rounds_that_checked_it_the_mean_counts_and_none_that_was_disturbed() -> None:
+    for times, expected in (([0.038, 0.042], 0.04), ([0.2, 0.042], 0.042)):
+        found = timing(lately=False)
+        for time in times:
+            assert found.doubts_plain(PAYS)
+            found.observe_plain(time)
+        assert not found.doubts_plain(PAYS)
+        assert found.plain_seconds == pytest.approx(expected)

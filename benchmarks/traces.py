@@ -4,7 +4,8 @@
 request. Entry `i - 1` of a proposer's lists belongs to the state in which `i` tokens of the
 output have been emitted: `right` counts the leading drafts that equal what comes next, and
 `confidence` holds the drafter's own probability of each of its drafts. Near the end of the
-output `right` is at most the number of tokens left.
+output `right` is at most the number of tokens left. With `--others` it records as many requests
+that no constant of a strategy was chosen on.
 """
 
 from __future__ import annotations
@@ -179,11 +180,13 @@ def main() -> None:
     """Write the file, and print how far drafts survive in each workload."""
     parser = argparse.ArgumentParser(description="Record acceptance traces.")
     parser.add_argument("--output", type=Path, required=True)
-    path: Path = parser.parse_args().output
+    parser.add_argument("--others", action="store_true", help="requests that nothing was tuned on")
+    given = parser.parse_args()
+    path: Path = given.output
     target, tokenizer = sp.load_demo("hybrid")
     draft, _ = sp.load_demo("draft")
     with path.open("w", encoding="utf-8") as file:
-        for name, requests in workloads(tokenizer).items():
+        for name, requests in workloads(tokenizer, others=given.others).items():
             lines = [trace(target, draft, request) for request in requests]
             for index, line in enumerate(lines):
                 full = {"workload": name, "request": index, **line}

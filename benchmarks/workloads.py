@@ -6,10 +6,13 @@ and pieces of text: some are forced on the target, and between them it goes on a
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from pydoc_data import topics
 from typing import Final, Protocol, final
 
 import attrs
@@ -18,6 +21,30 @@ from speculate.loading.demo import demo_folder
 
 TEXTS: Final = Path(__file__).parent / "data" / "texts"
 """Cuts out of files that no bundled model was trained on."""
+
+OTHERS: Final[Mapping[str, Sequence[tuple[str, int]]]] = {
+    "code": (
+        ("bisect", 400),
+        ("sched", 2600),
+        ("netrc", 3200),
+        ("json.encoder", 5000),
+        ("calendar", 9000),
+        ("colorsys", 1200),
+    ),
+    "prose": (
+        ("attribute-access", 600),
+        ("attribute-access", 8000),
+        ("attribute-access", 11800),
+        ("formatstrings", 6200),
+        ("formatstrings", 9900),
+        ("formatstrings", 22000),
+    ),
+}
+"""Modules of the standard library and pages of the language reference that no bundled model was
+trained on either, and where in them the texts of other requests begin."""
+
+CUT: Final = 1200
+"""Characters of such a text."""
 
 REQUESTS: Final = 6
 LONG: Final = 512
@@ -78,12 +105,15 @@ class Request:
         return tuple(id_ for piece in self.pieces for id_ in piece.forced)[: self.length]
 
 
-def workloads(tokenizer: Encoder) -> dict[str, list[Request]]:
+def workloads(tokenizer: Encoder, *, others: bool = False) -> dict[str, list[Request]]:
     """All requests by workload: code, prose, copy, mixed and adversarial.
 
     Args:
         tokenizer: Of the bundled models.
+        others: As many other ones, on which nothing was ever tuned. Their texts are those of the
+            Python that runs this.
     """
+    first = REQUESTS if others else 0
     makers: Mapping[str, Callable[[Encoder, int], Request]] = {
         "code": _code,
         "prose": _prose,
@@ -92,20 +122,25 @@ def workloads(tokenizer: Encoder) -> dict[str, list[Request]]:
         "adversarial": _adversarial,
     }
     return {
-        name: [make(tokenizer, index) for index in range(REQUESTS)] for name, make in makers.items()
+        name: [make(tokenizer, index) for index in range(first, first + REQUESTS)]
+        for name, make in makers.items()
     }
 
 
 def _code(tokenizer: Encoder, index: int) -> Request:
-    prompts = _bundled("code")
-    return _spoken(tokenizer.encode(prompts[index]))
+    return _continued(tokenizer, "code", index)
 
 
 def _prose(tokenizer: Encoder, index: int) -> Request:
-    prompts = _bundled("prose")
+    return _continued(tokenizer, "prose", index)
+
+
+def _continued(tokenizer: Encoder, kind: str, index: int) -> Request:
+    """What the target says after a bundled prompt, or after the beginning of a text."""
+    prompts = _bundled(kind)
     if index < len(prompts):
         return _spoken(tokenizer.encode(prompts[index]))
-    return _spoken(tokenizer.encode(_text("prose", index))[:120])
+    return _spoken(tokenizer.encode(_text(kind, index))[:120])
 
 
 def _copy(tokenizer: Encoder, index: int) -> Request:
@@ -119,11 +154,12 @@ def _copy(tokenizer: Encoder, index: int) -> Request:
 def _mixed(tokenizer: Encoder, index: int) -> Request:
     """Code, prose, a copy of the code with edits, other prose, other code."""
     code, prose = _text("code", index), _text("prose", index)
+    following = index - index % REQUESTS + (index + 1) % REQUESTS
     function = "\n".join(code.splitlines()[:8])
     copied = tokenizer.encode("\n\n" + _edited(function, random.Random(index)))
     start = "\n\n" + "\n".join(prose.splitlines()[:4])
-    other = "\n\n" + "\n".join(_text("code", index + 1).splitlines()[:3])
-    last = "\n\n" + "\n".join(_text("prose", index + 1).splitlines()[3:6])
+    other = "\n\n" + "\n".join(_text("code", following).splitlines()[:3])
+    last = "\n\n" + "\n".join(_text("prose", following).splitlines()[3:6])
     pieces = (
         Piece(free=TURN),
         Piece(tuple(tokenizer.encode(start)), TURN),
@@ -162,7 +198,15 @@ def _edited(text: str, chance: random.Random) -> str:
 
 
 def _text(kind: str, index: int) -> str:
+    if index >= REQUESTS:
+        name, start = OTHERS[kind][index % REQUESTS]
+        whole = topics.topics[name] if kind == "prose" else _source(name)
+        return whole[whole.index("\n", start) + 1 :][:CUT]
     return (TEXTS / f"{kind}_{index % REQUESTS + 1}.txt").read_text(encoding="utf-8")
+
+
+def _source(module: str) -> str:
+    return inspect.getsource(importlib.import_module(module))
 
 
 def _bundled(kind: str) -> list[str]:

@@ -15,13 +15,13 @@ from benchmarks.strategy import measured, simulation
 from benchmarks.strategy.costs import measured as measured_costs
 from benchmarks.strategy.hindsight import OFF, Arm
 from benchmarks.strategy.machine import CURVES, DRAFT_TIMES
-from benchmarks.strategy.recording import Recording, recordings
+from benchmarks.strategy.recording import TRACES, Recording, recordings
 from benchmarks.strategy.report import Entry, write
 from benchmarks.strategy.simulation import Bounds, Maker, Memory, Outcome
 
 Key = TypeVar("Key", int, str)
 
-REQUESTS: Final = 2
+REQUESTS: Final = 4
 """Of each workload that are really decoded."""
 
 DRAWN: Final = ("adaptive, cold", "adaptive, shuffled", "mtp 3", "tiers, cold", "UCB1, cold")
@@ -35,9 +35,9 @@ SIMULATED: Final[Sequence[tuple[str, Maker, Sequence[Memory]]]] = (
 )
 
 
-def simulate(options: Options) -> None:
+def simulate(options: Options, traces: Path) -> None:
     """Replay recorded requests, and write what came out."""
-    requests = recordings()
+    requests = recordings(traces)
     limits = simulation.bounds(requests)
     entries = [
         _entry(f"{name}, {memory}", make, memory, requests, limits)
@@ -101,6 +101,9 @@ def main() -> None:
     """Run one of the two, print a table, and write JSON and a plot."""
     parser = argparse.ArgumentParser(description="Time over that of the best fixed choice.")
     parser.add_argument("--simulate", action="store_true", help="replay recorded traces")
+    parser.add_argument(
+        "--traces", type=Path, default=TRACES, help="what to replay, from benchmarks.traces"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for JSON and PNG")
     parser.add_argument("--quick", action="store_true", help="one request of each workload")
     parser.add_argument(
@@ -111,7 +114,7 @@ def main() -> None:
     given = parser.parse_args()
     options = Options(given.quick, given.output)
     if given.simulate:
-        simulate(options)
+        simulate(options, given.traces)
     else:
         regime.enter(1 if given.busy else regime.THREADS)
         measure(options)

@@ -148,7 +148,8 @@ class Decoder:
                 `model.make_cache()`. While the generator runs it is on loan; afterwards the
                 same list holds mlx-lm's types with prompt and every emitted token.
             stop_tokens: Ids that end the text, besides the model's own end-of-text ids.
-            history: Ids of earlier turns, which logits processors see in front of the prompt.
+            history: Ids of earlier turns, which logits processors see in front of the prompt, and
+                lookups that were not told of those turns search.
 
         Returns:
             Token by token; the stop token, if there is one, comes last. Closing it ends the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import final
 
@@ -13,6 +13,7 @@ from speculate.protocols import (
     Choose,
     Commit,
     Draft,
+    LooksBack,
     Plan,
     Proposer,
     SpeculativeModel,
@@ -38,13 +39,14 @@ class Drafting:
         self._target = target
         self._left = list(strategy.proposers)
 
-    def begin(self, position: int, known: int | None) -> None:
+    def begin(self, position: int, known: int | None, history: Sequence[int]) -> None:
         """A text goes on behind `position` tokens.
 
         Args:
             position: Tokens that are in the caches.
             known: The same, where these are the tokens that the proposers were told; they
                 go on where they are.
+            history: Ids of earlier turns, for those that begin anew and can use them.
         """
         if isinstance(self._strategy, ToleratesFailures):
             self._strategy.begin()
@@ -53,6 +55,8 @@ class Drafting:
             with self.tolerated(proposer):
                 if known is None or proposer.position() != known:
                     proposer.begin(position)
+                    if history and isinstance(proposer, LooksBack):
+                        proposer.look_back(history)
 
     def takes_part(self, proposer: Proposer) -> bool:
         """Whether it did not raise in this text."""

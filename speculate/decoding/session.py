@@ -83,7 +83,7 @@ class Session:
         known = self._texts.length_in(self._loan.originals, told)
         position = told if known is None else known
         self._position = position
-        self._setup.drafting.begin(position, known)
+        self._setup.drafting.begin(position, known, history)
         try:
             self._run.start(prompt, position, history)
         except BaseException:

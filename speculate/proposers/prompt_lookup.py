@@ -65,6 +65,10 @@ class PromptLookup:
     def position(self) -> int:
         return self._unseen + len(self._index.text)
 
+    def look_back(self, ids: Sequence[int], /) -> None:
+        self._read(ids)
+        self._unseen -= len(ids)
+
     def commit(self, commit: Commit, /) -> None:
         if commit.verdict is None and len(commit.ids) > 1:
             self._read(commit.ids)
@@ -93,10 +97,10 @@ class PromptLookup:
     def hindsight(self) -> Sequence[Hindsight]:
         return self._outlooks.drain()
 
-    def _read(self, prompt: Sequence[int]) -> None:
+    def _read(self, ids: Sequence[int]) -> None:
         """Take in what the target did not write."""
         self._outlooks.close()
-        for token in prompt:
+        for token in ids:
             self._index.append(token)
 
     def _follow(self, ids: Sequence[int]) -> None:

@@ -19,6 +19,7 @@ from speculate.protocols.proposer import Commit as Commit
 from speculate.protocols.proposer import Draft as Draft
 from speculate.protocols.proposer import Foresees as Foresees
 from speculate.protocols.proposer import Hindsight as Hindsight
+from speculate.protocols.proposer import LooksBack as LooksBack
 from speculate.protocols.proposer import Outlook as Outlook
 from speculate.protocols.proposer import Proposer as Proposer
 from speculate.protocols.proposer import Verdict as Verdict

@@ -199,6 +199,21 @@ class Foresees(Proposer, Protocol):
 
 
 @runtime_checkable
+class LooksBack(Proposer, Protocol):
+    """A proposer that can use tokens in front of its text, which no model of its own has to read."""
+
+    def look_back(self, ids: Sequence[int], /) -> None:
+        """Learn what stands in front of the text.
+
+        Called after `begin`, before the first commit, where the caller knows.
+
+        Args:
+            ids: Those that the text goes on from. They may be fewer than there are, or
+                more than the caches hold.
+        """
+
+
+@runtime_checkable
 class CatchesUp(Proposer, Protocol):
     """A proposer that takes in what it missed only when it is asked for a draft again.
 

@@ -47,7 +47,7 @@ class Adaptive:
     took. The round with the most tokens per unit of time is made, a plain one included. The
     chances are learned from every draft that was compared with the text, lookups' also in
     rounds where others drafted; the times are measured once and kept current. A part of the
-    time, half a percent, is spent on trying what may be better than it looks.
+    time, a third of a percent, is spent on trying what may be better than it looks.
 
     A proposer that raises is left alone for the rest of the text, after one warning in the
     log of `speculate`.

@@ -33,6 +33,17 @@ def test_they_are_the_same_every_time(found: dict[str, list[Request]]) -> None:
     assert workloads(sp.load_demo()[1]) == found
 
 
+def test_others_are_others_of_the_same_kinds(found: dict[str, list[Request]]) -> None:
+    others = workloads(sp.load_demo()[1], others=True)
+    assert list(others) == list(found)
+    for name, requests in others.items():
+        prompts = {request.prompt for request in requests}
+        assert len(prompts) == len(requests)
+        assert not prompts & {request.prompt for request in found[name]}
+        for request in requests:
+            assert 256 <= request.length <= sum(piece.length for piece in request.pieces)
+
+
 def test_copies_differ_from_their_prompts_here_and_there(found: dict[str, list[Request]]) -> None:
     for request in found["copy"]:
         assert request.forced is not None

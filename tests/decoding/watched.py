@@ -179,7 +179,6 @@ def wrong_after(accepts: Sequence[int], start: int, depth: int) -> frozenset[int
     return frozenset(wrong)
 
 
-@final
 class WatchedProposer:
     """A proposer whose calls are counted, and whose drafts are remembered.
 

@@ -148,8 +148,7 @@ class Decoder:
                 `model.make_cache()`. While the generator runs it is on loan; afterwards the
                 same list holds mlx-lm's types with prompt and every emitted token.
             stop_tokens: Ids that end the text, besides the model's own end-of-text ids.
-            history: Ids of earlier turns, which logits processors see in front of the prompt, and
-                lookups that were not told of those turns search.
+            history: Ids of earlier turns, for logits processors, and lookups that were not there.
 
         Returns:
             Token by token; the stop token, if there is one, comes last. Closing it ends the

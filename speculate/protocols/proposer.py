@@ -200,7 +200,7 @@ class Foresees(Proposer, Protocol):
 
 @runtime_checkable
 class LooksBack(Proposer, Protocol):
-    """A proposer that can use tokens in front of its text, which no model of its own has to read."""
+    """A proposer that can use tokens in front of its text without a model that reads them."""
 
     def look_back(self, ids: Sequence[int], /) -> None:
         """Learn what stands in front of the text.

@@ -40,7 +40,8 @@ class Spread:
         return cls(middle, low, high, error, len(values))
 
     def __str__(self) -> str:
-        return f"{self.median:.3f} +- {self.error:.3f}"
+        # Of a single measurement nobody knows how far it is off.
+        return f"{self.median:.3f}" + (f" +- {self.error:.3f}" if self.count > 1 else "")
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:

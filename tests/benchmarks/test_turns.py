@@ -47,6 +47,11 @@ def test_a_spread_has_the_middle_and_an_error_that_falls_with_repeats() -> None:
     assert Spread.of([2.0]).error == 0.0
 
 
+def test_a_single_measurement_claims_no_error() -> None:
+    assert str(Spread.of([2.0])) == "2.000"
+    assert str(Spread.of([2.0, 2.0])) == "2.000 +- 0.000"
+
+
 def test_a_ratio_is_taken_text_by_text() -> None:
     rates = {"slow": [[1.0, 1.0], [10.0, 10.0]], "fast": [[2.0, 2.0], [20.0, 20.0]]}
     assert ratio(rates, "fast", "slow").median == 2.0

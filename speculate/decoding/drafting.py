@@ -54,22 +54,20 @@ class Drafting:
             proposer.attach(self._target)
             with self.tolerated(proposer):
                 if known is None or proposer.position() != known:
-                    proposer.begin(position)
-                    if history and isinstance(proposer, LooksBack):
-                        proposer.look_back(history)
+                    _begin(proposer, position, history)
 
     def takes_part(self, proposer: Proposer) -> bool:
         """Whether it did not raise in this text."""
         return any(proposer is one for one in self._left)
 
-    def begin_again(self, position: int) -> None:
-        """Have every proposer forget a text that was given up.
+    def begin_again(self, position: int, history: Sequence[int]) -> None:
+        """Have every proposer forget a text that was given up, as if it had not begun.
 
         One that fails is at another position than its text, and begins again next time.
         """
         for proposer in self._left:
             with suppress(Exception):
-                proposer.begin(position)
+                _begin(proposer, position, history)
 
     def tell(self, commit: Commit) -> None:
         """Let everyone know what the text is, whoever drafted."""
@@ -123,6 +121,12 @@ class Drafting:
                 # Whatever state it is in: at this position the next text begins it anew.
                 proposer.begin(0)
             self._strategy.failed(proposer, error)
+
+
+def _begin(proposer: Proposer, position: int, history: Sequence[int]) -> None:
+    proposer.begin(position)
+    if history and isinstance(proposer, LooksBack):
+        proposer.look_back(history)
 
 
 def _checked(proposer: Proposer, draft: object, depth: int) -> Draft:

@@ -88,7 +88,7 @@ class Session:
             self._run.start(prompt, position, history)
         except BaseException:
             # The target went back to where it was; so do they.
-            self._setup.drafting.begin_again(position)
+            self._setup.drafting.begin_again(position, history)
             raise
 
     def next(self) -> Token:

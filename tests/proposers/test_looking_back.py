@@ -74,3 +74,24 @@ def test_a_decoder_that_was_there_itself_is_not_told_again() -> None:
     assert lookup.told == []
     list(decoder.generate(QUOTES, 4, filled("qwen3_5"), history=TURN))
     assert lookup.told == [list(TURN)]
+
+
+def test_a_turn_that_was_given_up_and_is_tried_again_still_knows_the_earlier_one() -> None:
+    name, tries, rounds = "qwen3_5", iter([True]), list[Round]()
+
+    def failing(done: int, total: int) -> None:
+        if next(tries, False):
+            raise RuntimeError("given up")
+
+    lookup, caches = sp.PromptLookup(min_ngram=3), filled(name)
+    decoder = sp.Decoder(
+        kit.get(name).model,
+        sp.Fixed(lookup, 4),
+        observer=rounds.append,
+        prompt_progress_callback=failing,
+    )
+    with pytest.raises(RuntimeError, match="given up"):
+        list(decoder.generate(QUOTES, 12, caches, history=TURN))
+    tokens = list(decoder.generate(QUOTES, 12, caches, history=TURN))
+    kit.check_tokens(name, (*TURN, *QUOTES), tokens)
+    assert rounds[0].drafted == 4

@@ -80,7 +80,9 @@ def measure(options: Options) -> None:
         "survival": measured.survival(comparison.timed),
         "outcomes": outcomes,
     }
-    entries = [Entry(name, found, drawn=True) for name, found in outcomes.items()]
+    # Fixed choices that were hopeless in some requests are in the JSON only.
+    whole = {name: found for name, found in outcomes.items() if len(found) == len(chosen)}
+    entries = [Entry(name, found, drawn=True) for name, found in whole.items()]
     title = f"Bundled model grown to {hidden} x {layers}"
     write(entries, options, "strategy-measured", title, facts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, final
+from typing import Final, Literal, final
 
 import speculate as sp
 from benchmarks.clock import counts_processor
@@ -16,6 +16,9 @@ from benchmarks.strategy.simulation import START, Outcome
 from speculate.protocols import Costs, Strategy
 
 COLD, WARM = "adaptive, cold", "adaptive, warm"
+
+HOPELESS: Final = 1.3
+"""What takes so much longer than the best fixed choice, by the recording, is not decoded."""
 
 
 @final
@@ -61,7 +64,10 @@ class Comparison:
 
 
 def promising(recording: Recording, costs: Costs) -> dict[str, Arm]:
-    """For each proposer the depth that should be best, by the costs and what was recorded."""
+    """For each proposer the depth that should be best, by the costs and what was recorded.
+
+    Those that are far from the best of them are left out.
+    """
     unit = costs.forward[1]
     forward = {rows: seconds / unit for rows, seconds in costs.forward.items()}
     draft = {name: seconds / unit for name, seconds in costs.draft.items()}
@@ -71,10 +77,9 @@ def promising(recording: Recording, costs: Costs) -> dict[str, Arm]:
         return fixed_times(recording, machine, arm)[-1]
 
     names = [arm.proposer for arm in ARMS if arm.proposer and arm.depth == 1]
-    return {
-        f"best {name}": min((arm for arm in ARMS if arm.proposer == name), key=takes)
-        for name in names
-    }
+    best = {name: min((arm for arm in ARMS if arm.proposer == name), key=takes) for name in names}
+    least = min(takes(arm) for arm in (OFF, *best.values()))
+    return {f"best {name}": arm for name, arm in best.items() if takes(arm) < HOPELESS * least}
 
 
 def survival(

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, final
 
-from speculate.proposers.ngram_index import Match
 from speculate.protocols import Hindsight
 
 LONGEST: Final = 16
@@ -26,9 +25,15 @@ class Outlooks:
         self._open: dict[int, deque[tuple[int, int]]] = {}  # at each distance: kind, start
         self._found: dict[tuple[int, int], list[int]] = {}  # kind, position: compared, right
 
-    def open(self, match: Match, end: int) -> None:
-        """A draft could be made now, at the end of a text of so many tokens."""
-        self._open.setdefault(match.distance, deque()).append((match.length, end))
+    def open(self, kind: int, distance: int, end: int) -> None:
+        """A draft could be made now.
+
+        Args:
+            kind: See `Outlook`.
+            distance: From how many tokens back it copies.
+            end: Tokens of the text.
+        """
+        self._open.setdefault(distance, deque()).append((kind, end))
 
     def compare(self, text: Sequence[int], token: int) -> None:
         """This id comes next in the text."""

@@ -5,12 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast, final
 
+import attrs
 import mlx.core as mx
 
 from speculate.errors import OptionError
-from speculate.proposers.ngram_index import NGramIndex
+from speculate.proposers.ngram_index import Match, NGramIndex
 from speculate.proposers.outlooks import LONGEST, Outlooks
 from speculate.protocols import Choose, Commit, Draft, Hindsight, Outlook, SpeculativeModel
+
+
+@final
+@attrs.frozen
+class Run:
+    """Places in a row at which the same distance was found.
+
+    Attributes:
+        distance: Tokens; 0 where nothing was found.
+        length: Places.
+    """
+
+    distance: int = 0
+    length: int = 0
+
+    def after(self, match: Match | None) -> Run:
+        """With what is found one token on."""
+        if match is None:
+            return Run()
+        return Run(match.distance, self.length + 1 if match.distance == self.distance else 1)
 
 
 @final
@@ -47,6 +68,8 @@ class PromptLookup:
         self._name = name
         self._index = NGramIndex(min_ngram, max_ngram, window)
         self._outlooks = Outlooks()
+        self._longest = max_ngram
+        self._under_way = Run()
         self._unseen = 0
         self._newest: int | None = None
 
@@ -60,6 +83,7 @@ class PromptLookup:
     def begin(self, position: int, /) -> None:
         self._outlooks.close()
         self._index.clear()
+        self._under_way = Run()
         self._unseen, self._newest = position, None
 
     def position(self) -> int:
@@ -92,7 +116,10 @@ class PromptLookup:
 
     def outlook(self) -> Outlook:
         match = self._index.find(self._newest)
-        return Outlook(0, 0) if match is None else Outlook(match.length, LONGEST)
+        if match is None:
+            return Outlook(0, 0)
+        run = self._under_way if self._newest is None else self._under_way.after(match)
+        return Outlook(self._kind(match, run), LONGEST)
 
     def hindsight(self) -> Sequence[Hindsight]:
         return self._outlooks.drain()
@@ -100,6 +127,7 @@ class PromptLookup:
     def _read(self, ids: Sequence[int]) -> None:
         """Take in what the target did not write."""
         self._outlooks.close()
+        self._under_way = Run()
         for token in ids:
             self._index.append(token)
 
@@ -110,8 +138,19 @@ class PromptLookup:
             self._outlooks.compare(index.text, token)
             index.append(token)
             match = index.find()
+            self._under_way = self._under_way.after(match)
             if match is not None:
-                self._outlooks.open(match, len(index.text))
+                kind = self._kind(match, self._under_way)
+                self._outlooks.open(kind, match.distance, len(index.text))
+
+    def _kind(self, match: Match, run: Run) -> int:
+        """Tokens that agree; one more where a copy was right for as long as is looked for.
+
+        At first sight a long match says less: behind a change, what follows is often a quotation
+        of something else, by chance.
+        """
+        full = match.length == self._longest and run.length >= self._longest
+        return match.length + full
 
 
 def _check(max_ngram: int, min_ngram: int, window: int | None) -> None:

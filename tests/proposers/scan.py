@@ -34,6 +34,21 @@ class Scan:
                     return length, start + length
         return 0, end
 
+    def kind(self, text: Sequence[int], start: int) -> int:
+        """Length of the match; one more where the last places all copy from as far back.
+
+        Args:
+            text: Up to the place.
+            start: Tokens before the first place.
+        """
+        length, place = self.match(text)
+        places = range(len(text) - self.longest + 1, len(text))
+        if length < self.longest or places.start < start:
+            return length
+        matches = [(end, self.match(text[:end])) for end in places]
+        distances = {end - place if found else 0 for end, (found, place) in matches}
+        return length + (distances == {len(text) - place})
+
     def draft(self, text: Sequence[int], limit: int) -> list[int]:
         """The continuation, copied token by token, past the end of the text too."""
         copied = list(text)
@@ -52,7 +67,7 @@ class Scan:
         """
         found = Counter[tuple[int, int, bool]]()
         for place in range(start, len(text)):
-            kind, draft = self.match(text[:place])[0], self.draft(text[:place], FORESEEN)
+            kind, draft = self.kind(text[:place], start), self.draft(text[:place], FORESEEN)
             for position, (guess, token) in enumerate(zip(draft, text[place:], strict=False)):
                 found[kind, position, guess == token] += 1
                 if guess != token:

@@ -77,7 +77,7 @@ def test_the_outlook_is_of_the_draft_that_would_be_made(
     if end == len(text):
         return
     known = text[: end + (last > 1)]
-    kind, draft = Scan().match(known)[0], Scan().draft(known, FORESEEN)
+    kind, draft = Scan().kind(known, 3), Scan().draft(known, FORESEEN)
     assert proposer.outlook() == Outlook(kind, len(draft))
     if last > 1:
         assert asked(proposer, known[-1], FORESEEN) == draft
@@ -89,11 +89,13 @@ def test_a_long_quotation() -> None:
     found = counted(proposer.hindsight())
     # Drafts behind 3, 4 and each of the next places; the last one's first token is wrong.
     assert found[2, 0, True] == found[3, 0, True] == found[4, 0, True] == 1
-    assert found[5, 0, True] == 17
-    assert found[5, 0, False] == 1
-    # Two of these were right at full length, two of every other length were not.
-    assert found[5, 15, True] == 2
-    assert [found[5, position, False] for position in range(16)] == [1] * 16
+    # From the fifth place in a row on, the copy is under way.
+    assert found[5, 0, True] == 1
+    assert found[6, 0, True] == 16
+    assert found[6, 0, False] == 1
+    # Two of these were right at full length, one of every other length was not.
+    assert found[5, 15, True] == found[6, 15, True] == 1
+    assert [found[6, position, False] for position in range(16)] == [1] * 16
 
 
 def test_a_quotation_of_which_the_newer_copy_lacks_the_beginning() -> None:
@@ -124,7 +126,8 @@ def test_prompts_are_searched_and_not_scored() -> None:
 def test_what_nobody_asks_for_does_not_grow() -> None:
     proposer = after([1, 2, 1, 2])
     generate(proposer, [1, 2] * 1000, [1] * 2000)
-    assert len(proposer.hindsight()) <= 4 * FORESEEN
+    kinds = range(2, 7)
+    assert len(proposer.hindsight()) <= len(kinds) * FORESEEN
 
 
 def test_begin_forgets_the_text_and_keeps_what_it_taught() -> None:

@@ -92,10 +92,14 @@ def _relative(times: Mapping[Key, float], unit: float) -> dict[Key, float]:
 
 
 def _show_progress(outcomes: Mapping[str, Sequence[Outcome]]) -> None:
-    """The newest outcome of each strategy."""
+    """The newest outcome of each strategy that decoded the newest request."""
+    some = next(iter(outcomes.values()))[-1]
     newest = {name: found[-1] for name, found in outcomes.items()}
-    some = next(iter(newest.values()))
-    times = (f"{name} {one.time / one.plain:.3f}" for name, one in newest.items())
+    times = (
+        f"{name} {one.time / one.plain:.3f}"
+        for name, one in newest.items()
+        if (one.workload, one.request) == (some.workload, some.request)
+    )
     print(f"{some.workload} {some.request}, time / plain:", *times, sep="  ", flush=True)
 
 

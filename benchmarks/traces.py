@@ -180,7 +180,9 @@ def main() -> None:
     """Write the file, and print how far drafts survive in each workload."""
     parser = argparse.ArgumentParser(description="Record acceptance traces.")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--others", action="store_true", help="requests that nothing was tuned on")
+    parser.add_argument(
+        "--others", action="store_true", help="requests that no constant was chosen on"
+    )
     given = parser.parse_args()
     path: Path = given.output
     target, tokenizer = sp.load_demo("hybrid")

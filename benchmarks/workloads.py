@@ -110,7 +110,7 @@ def workloads(tokenizer: Encoder, *, others: bool = False) -> dict[str, list[Req
 
     Args:
         tokenizer: Of the bundled models.
-        others: As many other ones, on which nothing was ever tuned. Their texts are those of the
+        others: As many other ones, on which no constant was chosen. Their texts are those of the
             Python that runs this.
     """
     first = REQUESTS if others else 0

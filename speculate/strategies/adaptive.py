@@ -20,8 +20,7 @@ DEEPEST: Final = 12
 """Most tokens of a draft. Deeper ones pay for copies of long passages only."""
 
 OPTIMISM: Final = 0.5
-"""Standard deviations by which a trial may hope for more than was seen, and as many times that as
-there are plain steps saved for trials."""
+"""Standard deviations by which a trial may hope for more than was seen."""
 
 FORGOTTEN: Final = 400
 """Rounds without a proposer after which it is tried again, whatever was seen of it."""
@@ -180,17 +179,16 @@ class Adaptive:
         """
         best = hope = PLAIN
         looks = self._looks(min(DEEPEST, horizon - 1))
-        saved = self._trials.saved
-        # Where much is saved nothing seemed worth a try for long: hope for more.
-        optimism = OPTIMISM
+        # Where no trial can be paid nobody has to be hoped for.
+        affordable = self._trials.saved > 0.0
         for contender, look, first in looks:
             times = self._timing.of(contender.name)
             if not first or not contender.looks_better():
                 best = max(best, contender.best(times, look).after(first, horizon), key=_rate)
-            if saved > 0.0:
-                hoped_for = contender.best(times, look, optimism).after(first, horizon)
+            if affordable:
+                hoped_for = contender.best(times, look, OPTIMISM).after(first, horizon)
                 hope = max(hope, hoped_for, key=_rate)
-        trial = self._trial(looks, best, hope) if saved > 0.0 else None
+        trial = self._trial(looks, best, hope) if affordable else None
         if trial is None and best.contender is None:
             return self._at_a_venture(min(DEEPEST, horizon - 1))
         return trial or best

@@ -17,6 +17,9 @@ from speculate.protocols import Costs, Strategy
 
 COLD, WARM = "adaptive, cold", "adaptive, warm"
 
+TURNS: Final = 4
+"""How often each strategy decodes a request: one decoding varies by a hundredth or two."""
+
 HOPELESS: Final = 1.3
 """What takes so much longer than the best fixed choice, by the recording, is not decoded."""
 
@@ -31,7 +34,7 @@ class Comparison:
         turns: How often each strategy decodes a request; every other time in reverse order.
     """
 
-    def __init__(self, pair: Pair, costs: Costs, turns: int = 2) -> None:
+    def __init__(self, pair: Pair, costs: Costs, turns: int = TURNS) -> None:
         self._pair = pair
         self._costs = costs
         # One for each turn: none may see a request twice.

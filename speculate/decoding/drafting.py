@@ -72,8 +72,11 @@ class Drafting:
     def tell(self, commit: Commit) -> None:
         """Let everyone know what the text is, whoever drafted."""
         for proposer in list(self._left):
-            with self.tolerated(proposer):
+            # In every round: to enter and leave a context takes longer than most of what is told.
+            try:
                 proposer.commit(commit)
+            except Exception as error:
+                self._leave_alone(proposer, error)
 
     def settle(self) -> None:
         """Have everyone leave their caches at the committed text.
@@ -114,13 +117,17 @@ class Drafting:
         try:
             yield
         except Exception as error:
-            if not isinstance(self._strategy, ToleratesFailures):
-                raise
-            self._left.remove(proposer)
-            with suppress(Exception):
-                # Whatever state it is in: at this position the next text begins it anew.
-                proposer.begin(0)
-            self._strategy.failed(proposer, error)
+            self._leave_alone(proposer, error)
+
+    def _leave_alone(self, proposer: Proposer, error: Exception) -> None:
+        """Go on without a proposer that raised; where the strategy cannot, raise it again."""
+        if not isinstance(self._strategy, ToleratesFailures):
+            raise error
+        self._left.remove(proposer)
+        with suppress(Exception):
+            # Whatever state it is in: at this position the next text begins it anew.
+            proposer.begin(0)
+        self._strategy.failed(proposer, error)
 
 
 def _begin(proposer: Proposer, position: int, history: Sequence[int]) -> None:

@@ -122,7 +122,8 @@ class Adaptive:
                 contender.observe(round)
             except Exception as error:
                 self.failed(contender.proposer, error)
-        self._share_expectations()
+        if round.asked is not None:
+            self._share_expectations()
         self._trials.observe(round)
         timed = 0.0 < round.seconds < math.inf
         if self._fixed or round.cut or not timed:
@@ -159,6 +160,7 @@ class Adaptive:
         self._trials.begin()
         for contender in self._contenders:
             contender.begin()
+        self._share_expectations()
 
     def failed(self, proposer: Proposer, error: Exception, /) -> None:
         _logger.warning(
@@ -183,11 +185,13 @@ class Adaptive:
         affordable = self._trials.saved > 0.0
         for contender, look, first in looks:
             times = self._timing.of(contender.name)
-            if not first or not contender.looks_better():
-                best = max(best, contender.best(times, look).after(first, horizon), key=_rate)
+            offer = contender.best(times, look)
+            if offer.rate > best.rate and not (first and contender.looks_better()):
+                best = max(best, offer.after(first, horizon), key=_rate)
             if affordable:
-                hoped_for = contender.best(times, look, OPTIMISM).after(first, horizon)
-                hope = max(hope, hoped_for, key=_rate)
+                hoped_for = contender.best(times, look, OPTIMISM)
+                if hoped_for.rate > hope.rate:
+                    hope = max(hope, hoped_for.after(first, horizon), key=_rate)
         trial = self._trial(looks, best, hope) if affordable else None
         if trial is None and best.contender is None:
             return self._at_a_venture(min(DEEPEST, horizon - 1))

@@ -61,7 +61,11 @@ class Offer:
 
     def after(self, time: float, horizon: int) -> Offer:
         """The same where something takes `time` plain steps first, and `horizon` tokens follow."""
-        return attrs.evolve(self, time=self.time + time * self.tokens / horizon) if time else self
+        if not time:
+            return self
+        return Offer(
+            self.contender, self.depth, self.tokens, self.time + time * self.tokens / horizon
+        )
 
 
 PLAIN: Final = Offer(None, 0, 1.0, 1.0)
@@ -86,6 +90,8 @@ class Contender:
         self._beginnings = Beginnings()
         self._last_chance = 1.0
         self._drafts = 0
+        # The best offers of each look and optimism, with what they follow from.
+        self._bests: dict[object, tuple[Sequence[float], Sequence[float], Offer]] = {}
 
     def begin(self) -> None:
         """Another text begins: who failed may draft again, and what was seen counts less."""
@@ -128,13 +134,20 @@ class Contender:
             optimism: See `Survival.chances`.
         """
         kind, deepest = look
+        chances = self._expected(kind).chances(deepest, optimism)
+        known = self._bests.get((look, optimism))
+        # Both are other objects where anything else is to be expected.
+        if known is not None and known[0] is chances and known[1] is times:
+            return known[2]
         tokens, best, most = 1.0, (0, 1.0), 0.0
-        for depth, chance in enumerate(self._expected(kind).chances(deepest, optimism), 1):
+        for depth, chance in enumerate(chances, 1):
             tokens += chance
             rate = tokens / times[depth]
             if rate > most:
                 best, most = (depth, tokens), rate
-        return Offer(self, *best, times[best[0]]) if most else PLAIN
+        offer = Offer(self, *best, times[best[0]]) if most else PLAIN
+        self._bests[look, optimism] = chances, times, offer
+        return offer
 
     def at(self, depth: int, times: Sequence[float], look: tuple[int, int]) -> Offer:
         """The offer at one depth."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final, final
 
 KEPT: Final = 0.98
@@ -30,6 +31,10 @@ DEEPER: Final = 0.95
 """Chance of a position that was never seen, relative to the one in front of it; of copies see
 `Survival`."""
 
+STALE: Final = 8
+"""Tokens of text that may pass before what was seen fades: what is expected changes by a fiftieth in
+that time, and need not be worked out anew for every round."""
+
 EDITED: Final = 0.08
 """Chance that a copy ends at a position that was never seen, at the least: no copy is endless."""
 
@@ -50,23 +55,32 @@ class Survival:
     Args:
         prior: Chance that a first draft is right, before any was seen.
         agreed: Tokens in front of a draft that agree with what it copies; 0 where it is no copy.
-
-    Attributes:
-        prior: The same. It may be changed at any time.
     """
 
     def __init__(self, prior: float, agreed: int = 0) -> None:
-        self.prior: float = prior
+        self._prior = prior
         self._agreed = agreed
         self._right: list[float] = []
         self._seen: list[float] = []
         self._lately: list[float] = []
         self._passed = 0  # tokens of text that are not forgotten by yet
+        self._chances: dict[tuple[int, float], Sequence[float]] = {}  # until something is learned
+
+    @property
+    def prior(self) -> float:
+        """Chance that a first draft is right, before any was seen. It may be changed at any time."""
+        return self._prior
+
+    @prior.setter
+    def prior(self, prior: float) -> None:
+        if prior != self._prior:
+            self._prior = prior
+            self._chances.clear()
 
     @property
     def seen(self) -> float:
         """First drafts that were compared with the text, as far as they are not forgotten."""
-        self._fade()
+        self._fade(STALE)
         return self._seen[0] if self._seen else 0.0
 
     def observe(self, compared: int, right: int) -> None:
@@ -103,6 +117,7 @@ class Survival:
             seen, hits = ANEW, ANEW * lately
         self._seen[position], self._right[position] = seen, hits
         self._lately[position] = lately
+        self._chances.clear()
 
     def forget(self, tokens: int) -> None:
         """The text went on by so many tokens."""
@@ -116,25 +131,37 @@ class Survival:
             if seen > most:
                 self._right[position] *= most / seen
                 self._seen[position] = most
+        self._chances.clear()
 
-    def _fade(self) -> None:
-        if not self._passed:
+    def _fade(self, passed: int = 1) -> None:
+        """Once so many tokens have passed."""
+        if self._passed < passed:
             return
         keep = math.exp(-self._passed / MEMORY)
         self._right = [right * keep for right in self._right]
         self._seen = [seen * keep for seen in self._seen]
         self._passed = 0
+        self._chances.clear()
 
-    def chances(self, depth: int, optimism: float = 0.0) -> list[float]:
+    def chances(self, depth: int, optimism: float = 0.0) -> Sequence[float]:
         """`S_1 ... S_depth`: chances that so many leading drafts are all right.
 
         Args:
             depth: Drafts.
             optimism: Standard deviations to add to what was learned of each position.
+
+        Returns:
+            The same object, as long as nothing else is to be expected.
         """
-        self._fade()
-        chances = []
-        product, expected, weight = 1.0, self.prior, PRIOR_WEIGHT
+        self._fade(STALE)
+        found = self._chances.get((depth, optimism))
+        if found is None:
+            found = self._chances[depth, optimism] = self._expected(depth, optimism)
+        return found
+
+    def _expected(self, depth: int, optimism: float) -> Sequence[float]:
+        chances: list[float] = []
+        product, expected, weight = 1.0, self._prior, PRIOR_WEIGHT
         known, agreed = len(self._seen), self._agreed
         for position in range(depth):
             right, seen = weight * expected, weight

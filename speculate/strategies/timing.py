@@ -115,6 +115,8 @@ class Timing:
 
     def catching_up(self, name: str, tokens: int) -> float:
         """Time in which `name` takes in so many tokens that it missed, in plain steps."""
+        if not tokens:
+            return 0.0
         # What disturbs a round only ever adds to it.
         return tokens * self._steps[name] * min(self._batched_rows, default=BATCHED_ROW)
 

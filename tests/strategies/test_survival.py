@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from itertools import pairwise
 
 import pytest
 
-from speculate.strategies.survival import EDITED, Survival
+from speculate.strategies.survival import EDITED, STALE, Survival
 
 
 def learned(hazard: float, depth: int = 4, drafts: int = 400, prior: float = 0.6) -> Survival:
@@ -148,3 +149,35 @@ def test_what_was_seen_in_other_texts_is_soon_outweighed_and_still_says_how_deep
     seen = little.seen
     little.trust_less(4.0)
     assert little.seen == seen
+
+
+def test_looking_does_not_change_what_is_expected_and_nothing_learned_is_overlooked() -> None:
+    """What was worked out is kept until something is learned, forgotten or expected anew."""
+    dice = random.Random(5)
+    asked, unasked = Survival(0.6, agreed=2), Survival(0.6, agreed=2)
+    for _ in range(300):
+        event, right = dice.randrange(4), dice.randrange(4)
+        prior, most = dice.random(), 1.0 + 9.0 * dice.random()
+        for survival in (asked, unasked):
+            if event == 0:
+                survival.observe(3, right)
+            elif event == 1:
+                survival.forget(STALE)
+            elif event == 2:
+                survival.prior = prior
+            else:
+                survival.trust_less(most)
+        found = asked.chances(4)
+        assert asked.chances(4) is found
+        assert asked.chances(4, 0.5)[0] >= found[0]
+        # Whom nobody asked before has to work it out now.
+        assert copy.deepcopy(unasked).chances(4) == pytest.approx(found, rel=1e-9)
+
+
+def test_a_few_tokens_do_not_make_it_work_again() -> None:
+    survival = learned(0.8)
+    found = survival.chances(4)
+    survival.forget(STALE - 1)
+    assert survival.chances(4) is found
+    survival.forget(1)
+    assert survival.chances(4) is not found

@@ -9,6 +9,10 @@ from speculate.protocols import Outlook
 LEARNED: Final = 0.05
 """What the newest place counts for."""
 
+RESUMED: Final = 0.1
+"""Chance that something is found at the next place, at the least, where a copy has just ended: a
+text that was copied and changed goes back to what it copied."""
+
 
 @final
 class Beginnings:
@@ -26,6 +30,10 @@ class Beginnings:
         self.chance: float = 0.0
         self.kind: int = 0
         self._found = False
+
+    def copy_ended(self) -> None:
+        """A draft was right for a while, and then was not."""
+        self.chance = max(self.chance, RESUMED)
 
     def note(self, outlook: Outlook, *, plain: bool) -> None:
         """What is found now.

@@ -27,9 +27,6 @@ WAITING: Final = 0.03
 """Plain steps that a plain round takes longer where it could not be launched ahead, because the
 lookup was to see its token first."""
 
-LIKELY: Final = 6
-"""Most tokens of a draft that is asked for before anything is found."""
-
 HARDLY: Final = 3
 """Drafts of a text that say little of a proposer yet: luck may have made them wrong."""
 
@@ -165,7 +162,7 @@ class Contender:
         if not often or self.failed:
             return PLAIN
         tokens, best, most = 0.0, (0, 1.0, 1.0), 1.0
-        chances = self._expected(self._beginnings.kind).chances(min(deepest, LIKELY))
+        chances = self._expected(self._beginnings.kind).chances(deepest)
         for depth, chance in enumerate(chances, 1):
             tokens += chance
             found = (depth, 1.0 + often * tokens, 1.0 + WAITING + often * (times[depth] - 1.0))
@@ -210,6 +207,8 @@ class Contender:
                 if found.position == 0:
                     self._all_kinds.note(0, found.compared, found.right)
             self._beginnings.note(self._foresees.outlook(), plain=not round.drafted)
+            if round.proposer == self.name and 0 < round.accepted < round.drafted:
+                self._beginnings.copy_ended()
         elif round.proposer == self.name:
             # Where the text ended within the draft, the rest of it was not compared.
             whole = round.emitted > round.accepted

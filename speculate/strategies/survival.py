@@ -32,8 +32,8 @@ DEEPER: Final = 0.95
 `Survival`."""
 
 STALE: Final = 8
-"""Tokens of text that may pass before what was seen fades: what is expected changes by a fiftieth in
-that time, and need not be worked out anew for every round."""
+"""Tokens of text that may pass before what was seen fades: what is expected changes by a fiftieth
+in that time, and need not be worked out anew for every round."""
 
 EDITED: Final = 0.08
 """Chance that a copy ends at a position that was never seen, at the least: no copy is endless."""
@@ -68,7 +68,7 @@ class Survival:
 
     @property
     def prior(self) -> float:
-        """Chance that a first draft is right, before any was seen. It may be changed at any time."""
+        """Chance that a first draft is right, before any was seen. It may change at any time."""
         return self._prior
 
     @prior.setter

@@ -8,7 +8,7 @@ import pytest
 
 from speculate.protocols import Hindsight, Outlook, Round
 from speculate.strategies.adaptive import Adaptive
-from speculate.strategies.beginnings import Beginnings
+from speculate.strategies.beginnings import RESUMED, Beginnings
 from speculate.strategies.contender import PRIOR, SHARED, Contender
 from tests.strategies.world import FLAT, Finder, Guesser, World
 
@@ -44,6 +44,34 @@ def test_where_nothing_begins_steps_are_launched_ahead(seed: int) -> None:
     strategy = Adaptive(finder, costs=world.costs())
     world.run(strategy, 300)
     assert all(round.asked is None for round in world.run(strategy, 300))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_where_a_copy_has_just_ended_the_next_one_is_awaited_for_a_while(seed: int) -> None:
+    finder = Finder(0.9)
+    finder.finds = lambda place: place < 300
+    world = launching(finder, seed)
+    rounds = world.run(Adaptive(finder, costs=world.costs()), 500)
+    behind = [round for round in rounds if round.context >= 302]
+    # Nothing began in this text: it was found from its first token on.
+    assert behind[0].asked == "lookup"
+    assert not behind[0].drafted
+    assert all(round.asked is None for round in behind[80:])
+
+
+def test_a_copy_that_ended_makes_the_next_one_likely() -> None:
+    found = Beginnings()
+    found.copy_ended()
+    assert found.chance == RESUMED
+    for _ in range(100):
+        found.note(NOTHING, plain=True)
+    assert found.chance < 0.001
+    for _ in range(100):
+        found.note(NOTHING, plain=True)
+        found.note(Outlook(2, 5), plain=True)
+    known = found.chance
+    found.copy_ended()
+    assert found.chance == known > RESUMED
 
 
 def test_beginnings_are_counted_where_nothing_was_found_and_one_token_came() -> None:

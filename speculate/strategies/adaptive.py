@@ -11,8 +11,9 @@ from typing import Final, Literal, final
 from speculate.errors import OptionError
 from speculate.protocols import Costs, Plan, Proposer, Round
 from speculate.strategies.checking import check_proposer
-from speculate.strategies.contender import PLAIN, Contender, Offer
+from speculate.strategies.contender import PLAIN, Contender, Offer, share_expectations
 from speculate.strategies.cost_store import CostStore, bucket, check_costs
+from speculate.strategies.survival import STALE
 from speculate.strategies.timing import Timing
 from speculate.strategies.trials import MOST, Trials
 
@@ -83,6 +84,7 @@ class Adaptive:
             check_proposer(proposer)
         self._proposers = proposers
         self._contenders = [Contender(proposer) for proposer in proposers]
+        self._finders = [contender for contender in self._contenders if contender.free]
         self._free = {contender.name: contender.free for contender in self._contenders}
         self._fixed = clock == "fixed"
         self._measures = measure and costs is None and not self._fixed and bool(proposers)
@@ -92,6 +94,8 @@ class Adaptive:
         self._timing = Timing(costs, self._free, DEEPEST)
         self._trials = Trials()
         self._rate = 1.0
+        self._plans = 0
+        self._plain_until = 0  # so many plans nobody drafts, unless something is found
         self._behind: dict[str, int] = {}
 
     @property
@@ -104,13 +108,20 @@ class Adaptive:
         return self._timing.plain_seconds
 
     def plan(self, remaining: int | None, /) -> Plan:
+        self._plans += 1
         if not self._fixed and self._timing.doubts_plain(self._rate):
             return Plan()
+        # Where nobody drafts little is learned: it need not be decided anew for every token.
+        if self._plans < self._plain_until and not self._looks(1, self._finders):
+            self._trials.earn(1.0)
+            return Plan(predicted=1.0, plain_seconds=self.plain_seconds or None)
         best = self._choose(HORIZON if remaining is None else min(HORIZON, remaining))
         self._rate = best.rate
         self._trials.earn(best.time)
         plain = self.plain_seconds or None
         if best.contender is None:
+            if remaining is None or remaining > STALE:
+                self._plain_until = self._plans + STALE
             return Plan(predicted=1.0, plain_seconds=plain)
         proposer = best.contender.proposer
         self._behind[proposer.name] = best.contender.behind()
@@ -123,7 +134,8 @@ class Adaptive:
             except Exception as error:
                 self.failed(contender.proposer, error)
         if round.asked is not None:
-            self._share_expectations()
+            self._plain_until = 0
+            share_expectations(self._contenders)
         self._trials.observe(round)
         timed = 0.0 < round.seconds < math.inf
         if self._fixed or round.cut or not timed:
@@ -157,10 +169,11 @@ class Adaptive:
             self._store.save(self._key, costs)
 
     def begin(self) -> None:
+        self._plain_until = 0
         self._trials.begin()
         for contender in self._contenders:
             contender.begin()
-        self._share_expectations()
+        share_expectations(self._contenders)
 
     def failed(self, proposer: Proposer, error: Exception, /) -> None:
         _logger.warning(
@@ -180,7 +193,7 @@ class Adaptive:
             horizon: Tokens that are to come, or as far as it is worth looking ahead.
         """
         best = hope = PLAIN
-        looks = self._looks(min(DEEPEST, horizon - 1))
+        looks = self._looks(min(DEEPEST, horizon - 1), self._contenders)
         # Where no trial can be paid nobody has to be hoped for.
         affordable = self._trials.saved > 0.0
         for contender, look, first in looks:
@@ -226,20 +239,10 @@ class Adaptive:
         offers = [one.at_a_venture(self._timing.of(one.name), deepest) for one in self._contenders]
         return max(offers, key=_rate, default=PLAIN)
 
-    def _share_expectations(self) -> None:
-        """Tell whoever was not seen yet how right the others were."""
-        unseen = [one for one in self._contenders if one.unseen]
-        if not unseen:
-            return
-        chances = [one.first_chance for one in self._contenders]
-        known = [chance for chance in chances if chance is not None]
-        for contender in unseen if known else ():
-            contender.expect(sum(known) / len(known))
-
-    def _looks(self, deepest: int) -> list[Look]:
+    def _looks(self, deepest: int, contenders: Sequence[Contender]) -> list[Look]:
         """Those who can draft now, what, and the time in which they take in what they missed."""
         looks = []
-        for contender in self._contenders:
+        for contender in contenders:
             try:
                 look, behind = contender.look(deepest), contender.behind()
             except Exception as error:

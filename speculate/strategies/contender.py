@@ -236,3 +236,14 @@ class Contender:
             every = self._all_kinds.chances(1)[0]
             survival.prior = (SIMILAR * own + seen * every) / (SIMILAR + seen)
         return survival
+
+
+def share_expectations(contenders: Sequence[Contender]) -> None:
+    """Tell whoever was not seen yet how right the others were."""
+    unseen = [one for one in contenders if one.unseen]
+    if not unseen:
+        return
+    chances = [one.first_chance for one in contenders]
+    known = [chance for chance in chances if chance is not None]
+    for contender in unseen if known else ():
+        contender.expect(sum(known) / len(known))

@@ -191,7 +191,7 @@ class Timing:
 
     def _follow(self, pace: float) -> None:
         self._paces.append(pace)
-        self._pace = median(self._paces)
+        self._pace = sorted(self._paces)[RECENT // 2]
 
     def _settle(self, plain: float) -> None:
         """Plain decoding takes so long, whatever the rounds with drafts seemed to say."""

@@ -76,9 +76,8 @@ def test_of_another_text_less_is_expected(seed: int) -> None:
     assert (world.time - before) / PLAIN < 1.025 * tokens(rounds)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("clock", ["wall", "fixed"])
-def test_drafts_that_become_right_are_found_after_any_time(clock: str, seed: int) -> None:
+def way_back(clock: str, seed: int) -> int:
+    """Tokens until drafts are made again that were all wrong and are right four times in five."""
     guesser = Guesser("mtp", 0.12, 0.0)
     world = World(guesser, seed=seed)
     fixed = Adaptive(guesser, clock="fixed")
@@ -86,8 +85,15 @@ def test_drafts_that_become_right_are_found_after_any_time(clock: str, seed: int
     world.run(strategy, 3000)
     guesser.right = 0.85
     rounds = world.run(strategy, 1000)
-    back = first(rounds, "mtp")
-    assert rounds[back].context - rounds[0].context < 200
+    return rounds[first(rounds, "mtp")].context - rounds[0].context
+
+
+@pytest.mark.parametrize("clock", ["wall", "fixed"])
+def test_drafts_that_become_right_are_found_after_any_time(clock: str) -> None:
+    ways = sorted(way_back(clock, seed) for seed in range(100))
+    assert ways[50] < 60
+    # One trial in seven is wrong all the same: now and then so are several in a row.
+    assert ways[95] < 200
 
 
 def test_a_proposer_that_costs_nothing_and_is_right_drafts_as_deep_as_there_is_in_16_rounds() -> (

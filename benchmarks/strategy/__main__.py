@@ -17,6 +17,7 @@ from benchmarks.strategy.hindsight import OFF, Arm
 from benchmarks.strategy.machine import CURVES, DRAFT_TIMES
 from benchmarks.strategy.recording import TRACES, Recording, recordings
 from benchmarks.strategy.report import Entry, write
+from benchmarks.strategy.score import WORKLOADS
 from benchmarks.strategy.simulation import Bounds, Maker, Memory, Outcome
 
 Key = TypeVar("Key", int, str)
@@ -58,11 +59,17 @@ def _entry(
     return Entry(name, simulation.simulated(make, memory, requests, limits), name in DRAWN)
 
 
-def measure(options: Options) -> None:
-    """Decode requests on grown models, and write what came out."""
+def measure(options: Options, workload: str | None = None) -> None:
+    """Decode requests on grown models, and write what came out.
+
+    Args:
+        options: How to.
+        workload: Decode those of one workload only, and print a line for each.
+    """
     hidden, layers = HYBRIDS[-1]
     pair = Pair(grown_hybrid(hidden, layers)[0], grown_pair_draft())
     chosen = [one for one in recordings() if one.request < (1 if options.quick else REQUESTS)]
+    chosen = [one for one in chosen if workload in (None, one.workload)]
     costs = measured_costs(pair, chosen[0].prompt)
     unit = costs.forward[1]
     print(f"plain step {1000 * unit:.1f} ms; v", _relative(costs.forward, unit))
@@ -74,6 +81,8 @@ def measure(options: Options) -> None:
         for name, outcome in found.items():
             outcomes.setdefault(name, []).append(outcome)
         _show_progress(outcomes)
+    if workload is not None:
+        return
     facts = {
         "model": {"hidden": hidden, "layers": layers},
         "costs": costs,
@@ -117,13 +126,14 @@ def main() -> None:
         action="store_true",
         help="one thread, by the processor's time: for a machine with other things to do",
     )
+    parser.add_argument("--workload", choices=WORKLOADS, help="decode those of one workload only")
     given = parser.parse_args()
     options = Options(given.quick, given.output)
     if given.simulate:
         simulate(options, given.traces)
     else:
         regime.enter(1 if given.busy else regime.THREADS)
-        measure(options)
+        measure(options, given.workload)
 
 
 if __name__ == "__main__":

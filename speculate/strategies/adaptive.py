@@ -112,15 +112,14 @@ class Adaptive:
         if not self._fixed and self._timing.doubts_plain(self._rate):
             return Plan()
         # Where nobody drafts little is learned: it need not be decided anew for every token.
-        if self._plans < self._plain_until and not self._looks(1, self._finders):
-            self._trials.earn(1.0)
-            return Plan(predicted=1.0, plain_seconds=self.plain_seconds or None)
-        best = self._choose(HORIZON if remaining is None else min(HORIZON, remaining))
+        rests = self._plans < self._plain_until and not self._looks(1, self._finders)
+        horizon = HORIZON if remaining is None else min(HORIZON, remaining)
+        best = PLAIN if rests else self._choose(horizon)
         self._rate = best.rate
         self._trials.earn(best.time)
         plain = self.plain_seconds or None
         if best.contender is None:
-            if remaining is None or remaining > STALE:
+            if not rests and horizon > STALE:
                 self._plain_until = self._plans + STALE
             return Plan(predicted=1.0, plain_seconds=plain)
         proposer = best.contender.proposer

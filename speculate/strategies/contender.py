@@ -88,7 +88,9 @@ class Contender:
         self._last_chance = 1.0
         self._drafts = 0
         # The best offers of each look and optimism, with what they follow from.
-        self._bests: dict[object, tuple[Sequence[float], Sequence[float], Offer]] = {}
+        self._bests: dict[
+            tuple[tuple[int, int], float], tuple[Sequence[float], Sequence[float], Offer]
+        ] = {}
 
     def begin(self) -> None:
         """Another text begins: who failed may draft again, and what was seen counts less."""

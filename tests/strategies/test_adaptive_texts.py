@@ -88,12 +88,16 @@ def way_back(clock: str, seed: int) -> int:
     return rounds[first(rounds, "mtp")].context - rounds[0].context
 
 
-@pytest.mark.parametrize("clock", ["wall", "fixed"])
-def test_drafts_that_become_right_are_found_after_any_time(clock: str) -> None:
-    ways = sorted(way_back(clock, seed) for seed in range(100))
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drafts_that_become_right_are_found_after_any_time(seed: int) -> None:
+    assert way_back("fixed", seed) < 200
+
+
+def test_they_are_by_the_wall_clock_too() -> None:
+    ways = sorted(way_back("wall", seed) for seed in range(100))
     assert ways[50] < 60
     # One trial in seven is wrong all the same: now and then so are several in a row.
-    assert ways[95] < 200
+    assert ways[97] < 200
 
 
 def test_a_proposer_that_costs_nothing_and_is_right_drafts_as_deep_as_there_is_in_16_rounds() -> (

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import version
-from typing import Final
 
 import mlx.core as mx
 
-NAMES: Final = ("mlx-speculate", "mlx", "mlx-lm")
+from speculate.version import VERSION
 
 
 def versions() -> dict[str, str]:
     """Of what takes part, by name."""
-    return {**{name: version(name) for name in NAMES}, "Python": platform.python_version()}
+    import mlx_lm
+
+    return {
+        "mlx-speculate": VERSION,
+        "mlx": mx.__version__,
+        "mlx-lm": mlx_lm.__version__,
+        "Python": platform.python_version(),
+    }
 
 
 def device() -> str:

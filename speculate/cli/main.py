@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from typing import Final, cast
 
 from typing_extensions import Protocol
@@ -17,8 +16,8 @@ from speculate.cli.parsing import Parser
 from speculate.cli.printing import printable
 from speculate.cli.verify import command as verify
 from speculate.errors import SpeculateError
+from speculate.version import VERSION
 
-DISTRIBUTION: Final = "mlx-speculate"
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
 
@@ -60,8 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="\n  ".join(["Examples:", *(command.EXAMPLE for command in COMMANDS.values())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found = f"%(prog)s {version(DISTRIBUTION)}"
-    parser.add_argument("--version", action="version", version=found)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         sub = subparsers.add_parser(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
 from typing import Final
 
 import mlx.core as mx
@@ -105,7 +104,7 @@ def _key(setup: Setup) -> str | None:
     for proposer in setup.strategy.proposers:
         own = proposer.fingerprint if isinstance(proposer, Fingerprinted) else ""
         parts.append(f"{proposer.name} {own}")
-    return "\n".join([*parts, _device(), f"mlx {version('mlx')}"])
+    return "\n".join([*parts, _device(), f"mlx {mx.__version__}"])
 
 
 def _device() -> str:

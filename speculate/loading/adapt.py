@@ -30,11 +30,14 @@ def adapt(
             `"kernel"`; `None` for what costs least on the default device.
 
     Raises:
-        UnsupportedModelError: No adapter is registered for this architecture.
+        UnsupportedModelError: No adapter is registered for this architecture, or the one that
+            another package brings gives other logits than the model: it is compared with it
+            over a few tokens, for which the weights are read.
         OptionError: No such recurrence.
     """
     from speculate.models.adapter import StockAdapter
-    from speculate.models.registry import adapter_for
+    from speculate.models.registry import adapter_for, is_built_in
+    from speculate.models.stock_check import check_against_stock
 
     stop = frozenset(eos_token_ids)
     if isinstance(stock_model, StockAdapter):
@@ -47,10 +50,14 @@ def adapt(
     factory = adapter_for(stock)
     if recurrence is None:
         # Factories of other packages need not know the keyword.
-        return factory(stock, head=head, eos_token_ids=stop, vocabulary=vocabulary)
-    return factory(
-        stock, head=head, eos_token_ids=stop, vocabulary=vocabulary, recurrence=recurrence
-    )
+        adapter = factory(stock, head=head, eos_token_ids=stop, vocabulary=vocabulary)
+    else:
+        adapter = factory(
+            stock, head=head, eos_token_ids=stop, vocabulary=vocabulary, recurrence=recurrence
+        )
+    if not is_built_in(factory, type(stock)):
+        check_against_stock(adapter, stock)
+    return adapter
 
 
 def stock_of(model: SpeculativeModel | StockModel) -> StockModel:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
+from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +49,26 @@ def demo_prompt() -> str:
 
 
 def _data() -> Path:
-    return Path(str(files("speculate"))) / DATA
+    found = files("speculate") / DATA
+    return found if isinstance(found, Path) else _unpacked()
+
+
+@cache
+def _unpacked() -> Path:
+    """The data of a package that is imported from an archive, unpacked while the process runs."""
+    folder = Path(tempfile.mkdtemp(prefix="speculate-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _copy(files("speculate") / DATA, folder / DATA)
+    return folder / DATA
+
+
+def _copy(source: Traversable, target: Path) -> None:
+    if source.is_dir():
+        target.mkdir()
+        for member in source.iterdir():
+            _copy(member, target / member.name)
+    elif source.is_file():
+        target.write_bytes(source.read_bytes())
 
 
 def _listed() -> str:

@@ -1,23 +1,26 @@
-"""Which adapter drives which model: by entry points, so that other packages can add some."""
+"""Which adapter drives which model: the table of this package, and what others name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from typing_extensions import Protocol
 
 from speculate.errors import UnsupportedModelError
 from speculate.models.adapter import StockAdapter
+from speculate.models.dense import DenseAdapter
+from speculate.models.qwen3_5 import Qwen35Adapter
+from speculate.models.qwen3_next import Qwen3NextAdapter
 from speculate.protocols import MTPHead, Recurrence, SpeculativeModel, StockModel
 
 ENTRY_POINTS: Final = "speculate.models"
-"""Group of entry points: an architecture of mlx-lm -> the class that drives it."""
+"""Group of entry points of other packages: an architecture of mlx-lm -> what drives it."""
 
 
 class AdapterFactory(Protocol):
-    """What an entry point names: a class, or a function that makes an adapter."""
+    """What drives a model: a class, or a function that makes an adapter."""
 
     def __call__(
         self,
@@ -32,9 +35,25 @@ class AdapterFactory(Protocol):
         """Wrap a model of mlx-lm. `recurrence` is passed only where one was chosen."""
 
 
+BUILT_IN: Final[Mapping[str, AdapterFactory]] = {
+    "gpt_oss": DenseAdapter,
+    "lfm2": DenseAdapter,
+    "llama": DenseAdapter,
+    "qwen2": DenseAdapter,
+    "qwen3": DenseAdapter,
+    "qwen3_moe": DenseAdapter,
+    "qwen3_5": Qwen35Adapter,
+    "qwen3_5_moe": Qwen35Adapter,
+    "qwen3_next": Qwen3NextAdapter,
+}
+"""Modules of mlx-lm, and what drives their models. The tests hold each to the stock model."""
+
+STOCK_MODULES: Final = "mlx_lm.models"
+
+
 def supported() -> list[str]:
     """The architectures that have an adapter, by name."""
-    return sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)})
+    return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=ENTRY_POINTS))})
 
 
 def adapter_for(stock: StockModel) -> AdapterFactory:
@@ -44,7 +63,7 @@ def adapter_for(stock: StockModel) -> AdapterFactory:
     that mlx-lm looks up for a config's `model_type`.
 
     Raises:
-        UnsupportedModelError: No adapter is registered for it.
+        UnsupportedModelError: No adapter is registered for it, or more than one.
     """
     if isinstance(stock, StockAdapter):
         raise UnsupportedModelError("this model is adapted already: use it as it is")
@@ -52,20 +71,46 @@ def adapter_for(stock: StockModel) -> AdapterFactory:
 
 
 def factory_for(model_class: type[object]) -> AdapterFactory:
-    """The same, by a model's class.
+    """The same, by a model's class. An entry point of another package goes before the table.
 
     Raises:
-        UnsupportedModelError: No adapter is registered for it.
+        UnsupportedModelError: No adapter is registered for it, or more than one.
     """
     architecture = model_class.__module__.rpartition(".")[2]
-    for entry in entry_points(group=ENTRY_POINTS, name=architecture):
-        factory: AdapterFactory = entry.load()
+    built_in = BUILT_IN.get(architecture)
+    entries = {e.value: e for e in entry_points(group=ENTRY_POINTS, name=architecture)}
+    found = {value: _load(entries[value]) for value in sorted(entries)}
+    others = {value: factory for value, factory in found.items() if factory is not built_in}
+    if len(others) > 1:
+        raise UnsupportedModelError(
+            f"several packages name an adapter for '{architecture}' in the entry points "
+            f"'{ENTRY_POINTS}': {', '.join(others)}. Uninstall all but one of them"
+        )
+    for factory in others.values():
         return factory
+    if built_in is not None:
+        return built_in
     raise UnsupportedModelError(
         f"no adapter drives '{architecture}' ({model_class.__qualname__}). Supported: "
-        f"{', '.join(supported())}. If it is a trunk and an output matrix, one line under "
-        f'[project.entry-points."{ENTRY_POINTS}"] of your pyproject.toml is enough: '
-        f'{architecture} = "speculate.models.dense:DenseAdapter". If not, write a class with '
-        "`make_cache`, `adopt` and `forward` (see 'Writing an adapter'), and name it there: "
-        f'{architecture} = "your_package:YourAdapter".'
+        f"{', '.join(supported())}. To drive it, write a class with `make_cache`, `adopt` and "
+        "`forward` (see 'Writing an adapter'), and name it under "
+        f'[project.entry-points."{ENTRY_POINTS}"] of your pyproject.toml: '
+        f'{architecture} = "your_package:YourAdapter"'
     )
+
+
+def is_built_in(factory: AdapterFactory, model_class: type[object]) -> bool:
+    """Whether this is what the table has for a class of mlx-lm's own."""
+    package, _, architecture = model_class.__module__.rpartition(".")
+    return package == STOCK_MODULES and factory is BUILT_IN.get(architecture)
+
+
+def _load(entry: EntryPoint) -> AdapterFactory:
+    try:
+        factory: AdapterFactory = entry.load()
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"the entry point {entry.name} = \"{entry.value}\" of '{ENTRY_POINTS}' cannot be "
+            f"loaded: {type(error).__name__}: {error}"
+        ) from error
+    return factory

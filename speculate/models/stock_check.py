@@ -1,0 +1,145 @@
+"""Whether an adapter computes what mlx-lm's own model computes: asked when it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
+
+from speculate.errors import SpeculateError, UnsupportedModelError
+from speculate.protocols import SpeculativeModel, StockModel
+
+CHUNKS: Final = (5, 1)
+"""Tokens of each forward: a block, and a step that reads what the block left in the caches."""
+
+ULPS: Final = 2.0
+"""Units in the last place that two logits, each rounded once more or less, can be apart."""
+
+MARGIN: Final = 2.0
+"""How many times what mlx-lm's own logits differ by, fed in blocks and at once, is rounding."""
+
+DIGITS: Final = {mx.float64: 52, mx.float32: 23, mx.float16: 10, mx.bfloat16: 7}
+"""Bits of a number after the first one."""
+
+
+def check_against_stock(adapter: SpeculativeModel, stock: StockModel) -> None:
+    """Compare an adapter's logits with the stock model's over a few tokens. Synchronises.
+
+    Both are fed the same chunks into fresh caches, which are released. On the CPU every bit
+    must be equal; elsewhere the two may differ by rounding.
+
+    Args:
+        adapter: What drives the model.
+        stock: The model that it drives, as mlx-lm calls it.
+
+    Raises:
+        UnsupportedModelError: The logits differ, or one of the two raised. Names the adapter
+            and what differs.
+        CannotRewindError: No backend can rewind one of the model's caches.
+    """
+    name, family = _name(adapter), type(stock).__module__
+    try:
+        width = _width(stock)
+        if adapter.vocab_size != width:
+            raise UnsupportedModelError(
+                f"{name}: vocab_size is {adapter.vocab_size}, and the logits of {family} have "
+                f"{width} columns"
+            )
+        tokens = _tokens(width)
+        expected = _stock_logits(stock, tokens, CHUNKS)
+        found = _logits(adapter, tokens)
+        mx.eval(expected, found)
+    except SpeculateError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise UnsupportedModelError(
+            f"{name} cannot drive {family}: {type(error).__name__}: {text}. {_remedy(family)}"
+        ) from error
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        difference = f"{found.dtype} {found.shape} instead of {expected.dtype} {expected.shape}"
+    elif mx.array_equal(found, expected, equal_nan=True):
+        return
+    else:
+        allowed = _allowed(stock, tokens, expected)
+        largest, difference = _difference(found, expected)
+        if largest <= allowed:
+            return
+    raise UnsupportedModelError(
+        f"{name} gives other logits than {family}, and would change the text: {difference}. "
+        f"{_remedy(family)}"
+    )
+
+
+def _name(adapter: SpeculativeModel) -> str:
+    return f"{type(adapter).__module__}:{type(adapter).__qualname__}"
+
+
+def _remedy(family: str) -> str:
+    return (
+        f"Compare its forward with Model.__call__ of {family}, which may scale or cap logits "
+        "after the output matrix, scale embeddings, or choose caches and masks in its own way, "
+        "and write an adapter that does the same (see 'Writing an adapter')"
+    )
+
+
+def _width(stock: StockModel) -> int:
+    """Columns of the stock model's logits: their shape alone, which is known uncomputed."""
+    return stock(mx.array([[0]]), cache=_stock_cache(stock)).shape[-1]
+
+
+def _tokens(width: int) -> list[int]:
+    """Ids from all over the vocabulary: the first ones are special, and often untrained."""
+    count = sum(CHUNKS)
+    return [width * (place + 1) // (count + 2) for place in range(count)]
+
+
+def _stock_cache(stock: StockModel) -> Sequence[object]:
+    return cast(Sequence[object], make_prompt_cache(cast(Module, stock)))
+
+
+def _stock_logits(stock: StockModel, tokens: Sequence[int], chunks: Sequence[int]) -> mx.array:
+    cache = _stock_cache(stock)
+    return mx.concatenate([stock(block, cache=cache) for block in _blocks(tokens, chunks)], axis=1)
+
+
+def _logits(adapter: SpeculativeModel, tokens: Sequence[int]) -> mx.array:
+    cache = adapter.make_cache()
+    found = [adapter.forward(block, cache).logits for block in _blocks(tokens, CHUNKS)]
+    return mx.concatenate(found, axis=1)
+
+
+def _blocks(tokens: Sequence[int], chunks: Sequence[int]) -> list[mx.array]:
+    ends = [sum(chunks[: index + 1]) for index in range(len(chunks))]
+    return [mx.array([tokens[end - n : end]]) for end, n in zip(ends, chunks, strict=True)]
+
+
+def _allowed(stock: StockModel, tokens: Sequence[int], expected: mx.array) -> float:
+    """What rounding can explain; nothing on the CPU, where all of this is the same arithmetic."""
+    if mx.default_device().type == mx.cpu:
+        return 0.0
+    whole = _stock_logits(stock, tokens, [len(tokens)])
+    noise, _ = _difference(whole, expected)
+    finite = mx.where(mx.isfinite(expected), mx.abs(expected.astype(mx.float32)), 0.0)
+    exponent = math.frexp(cast(float, finite.max().item()))[1] - 1
+    return max(ULPS * 2.0 ** (exponent - DIGITS[expected.dtype]), MARGIN * noise)
+
+
+def _difference(found: mx.array, expected: mx.array) -> tuple[float, str]:
+    """The largest difference of two logits, and in words."""
+    one, other = found.astype(mx.float32), expected.astype(mx.float32)
+    same = (one == other) | (mx.isnan(one) & mx.isnan(other))
+    sizes = mx.where(same, 0.0, mx.abs(one - other))
+    sizes = mx.where(mx.isnan(sizes), math.inf, sizes)
+    row, column = divmod(cast(int, mx.argmax(sizes).item()), sizes.shape[-1])
+    largest = cast(float, sizes[0, row, column].item())
+    count = cast(int, mx.sum(mx.logical_not(same)).item())
+    return largest, (
+        f"{count} of {sizes.size} logits differ, by {largest:.3g} at most: token {column} after "
+        f"{row + 1} tokens has {one[0, row, column].item():.6g} instead of "
+        f"{other[0, row, column].item():.6g}"
+    )

@@ -40,7 +40,8 @@ def load(
             that alone.
         dequantize: Turn quantised weights into float32: larger, and on a CPU faster. The
             bundled models always are.
-        lazy: Leave reading the weights for when they are needed.
+        lazy: Leave reading the weights for when they are needed. An adapter of another package
+            needs them at once, to be compared with the model.
         tokenizer_config: Options for the tokenizer.
         model_config: Entries that replace those of `config.json`.
         revision: A branch, a tag or a commit of the repository.
@@ -52,7 +53,8 @@ def load(
 
     Raises:
         CheckpointError: There is no such model, or something in it is missing or broken.
-        UnsupportedModelError: No adapter drives a model of this type.
+        UnsupportedModelError: No adapter drives a model of this type, or the one that another
+            package brings gives other logits than the model.
         HeadNotFoundError: `head` is given and holds none.
         HeadMismatchError: The head does not fit the model.
     """

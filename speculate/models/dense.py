@@ -30,10 +30,12 @@ class TrunkAndHead(Protocol):
 
 @final
 class DenseAdapter(StockAdapter):
-    """Drives llama, Qwen2, Qwen3, gpt-oss and others of that shape.
+    """Drives llama, Qwen2, Qwen3, gpt-oss and LFM2.
 
     What each layer's cache is like does not matter here: full attention, sliding windows
-    and recurrent states all work, the latter by whole blocks.
+    and recurrent states all work, the latter by whole blocks. A family whose stock forward
+    does more than this one, as scaling its logits, needs an adapter of its own: named for
+    such a family, this one is refused when it is made.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose. All of them are `SpeculateError`."""
+"""Every error this package raises on purpose, all of them `SpeculateError`, and its warning."""
 
 
 class SpeculateError(Exception):
@@ -45,5 +45,13 @@ class HeadNotFoundError(CheckpointError):
     """A checkpoint holds no multi-token-prediction head."""
 
 
+class StaleIndexError(HeadNotFoundError):
+    """A checkpoint's index names a head's tensors, and the files hold none of them."""
+
+
 class HeadMismatchError(CheckpointError):
     """A head's tensors do not fit the model that it should be attached to."""
+
+
+class SpeculateWarning(UserWarning):
+    """A checkpoint is odd in a way that does not keep it from being used."""

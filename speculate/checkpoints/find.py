@@ -8,10 +8,10 @@ from pathlib import Path
 
 import attrs
 
-from speculate.checkpoints.folder import Survey, exists, listed, setting, survey
+from speculate.checkpoints.folder import Survey, exists, indexes, listed, setting, survey
 from speculate.checkpoints.header import TensorEntry
 from speculate.checkpoints.names import PREFIXES, are_bare, strip_prefix
-from speculate.errors import CheckpointError, HeadNotFoundError
+from speculate.errors import CheckpointError, HeadNotFoundError, StaleIndexError
 
 
 @attrs.frozen
@@ -45,11 +45,12 @@ def find_head(path: Path) -> HeadFiles:
     Raises:
         HeadNotFoundError: There is none. Names the folder, what was looked for and the
             files that were read.
+        StaleIndexError: Likewise, although the index lists one. Names the index.
         CheckpointError: A file is damaged or missing, or there is more than one head.
     """
     found = survey(path)
-    _check_listed(found)
     candidates = _candidates(found)
+    _check_listed(found, partly_there=bool(candidates))
     if not candidates:
         raise HeadNotFoundError(_not_found(path, found))
     if len(candidates) > 1:
@@ -106,7 +107,7 @@ def _candidates(found: Survey) -> dict[str, dict[str, TensorEntry]]:
     return dict(heads)
 
 
-def _check_listed(found: Survey) -> None:
+def _check_listed(found: Survey, *, partly_there: bool) -> None:
     """What the index says of a head must be true."""
     absent: dict[Path, list[str]] = defaultdict(list)
     for name, file in found.listed.items():
@@ -116,9 +117,17 @@ def _check_listed(found: Survey) -> None:
         head = names if are_bare(names) else [name for name in names if strip_prefix(name)]
         if head:
             state = "does not hold it" if exists(file) else "is missing"
-            raise CheckpointError(
-                f"{found.folder}: the index lists {head[0]} in {file.name}, which {state}. "
-                "Download the folder whole, or load it without its head (head=False)"
+            index = ", ".join(map(str, indexes(found.folder)))
+            text = f"{index}: lists {head[0]} in {file.name}, which {state}"
+            if partly_there:
+                raise CheckpointError(
+                    f"{text}. Download the folder whole, or load it without its head (head=False, "
+                    "or --no-head)"
+                )
+            raise StaleIndexError(
+                f"{text}, and no file here holds a head. If this is the index of the checkpoint "
+                "that this one was made from, delete it; if not, download the folder whole. "
+                "head=False, or --no-head, leaves the head alone"
             )
 
 

@@ -66,7 +66,7 @@ def listed(folder: Path) -> dict[str, Path]:
         CheckpointError: The index is broken, or points out of the folder.
     """
     found: dict[str, Path] = {}
-    for index in _files(folder, INDEX_SUFFIX):
+    for index in indexes(folder):
         names = read_json(index).get("weight_map")
         if not isinstance(names, dict):
             raise CheckpointError(f"{index}: has no 'weight_map' of names to files")
@@ -76,6 +76,15 @@ def listed(folder: Path) -> dict[str, Path]:
         places = {name: _inside(folder, index, name) for name in files}
         found.update((tensor, places[str(name)]) for tensor, name in names.items())
     return found
+
+
+def indexes(folder: Path) -> list[Path]:
+    """The index files of a folder; most have one, or none.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+    """
+    return _files(folder, INDEX_SUFFIX)
 
 
 def read_json(path: Path) -> dict[str, object]:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("hf_path", metavar="HF_PATH", help=f"what to convert: {parsing.a_model()}")
     add("mlx_path", type=Path, metavar="OUT", help="the folder to write")
-    parsing.add_head(parser)
+    parsing.add_head_alone(parser)
     add("--quantize", "-q", action="store_true", help="quantise the model and its head")
     add("--q-bits", type=int, choices=(2, 3, 4, 5, 6, 8), help="bits a weight")
     add("--q-group-size", type=int, choices=(16, 32, 64, 128), help="weights that share a scale")

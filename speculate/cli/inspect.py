@@ -7,6 +7,7 @@ import json
 from typing import Final
 
 from speculate.cli import parsing
+from speculate.errors import OptionError
 
 SUMMARY: Final = "Say what a model and its head are like, without loading them."
 EXAMPLE: Final = "speculate inspect hybrid --check"
@@ -49,7 +50,10 @@ def run(args: argparse.Namespace) -> int:
     from speculate.cli.sources import find
     from speculate.cli.table import show
 
-    report = inspect(find(args.path), find(args.head, head_only=True) if args.head else None)
+    if args.check and args.head is False:
+        raise OptionError("--check lets the head guess: leave out --no-head, or --check")
+    head = find(args.head, head_only=True) if args.head else args.head
+    report = inspect(find(args.path), head)
     check = check_head(args.path, args.head, args.norms) if args.check else None
     if args.json:
         found = attrs.asdict(report)

@@ -13,7 +13,7 @@ from typing_extensions import Protocol
 from speculate.cli import convert, demo, extract_head, generate, inspect
 from speculate.cli.bench import command as bench
 from speculate.cli.parsing import Parser
-from speculate.cli.printing import printable
+from speculate.cli.printing import printable, warnings_in_a_line
 from speculate.cli.verify import command as verify
 from speculate.errors import SpeculateError
 from speculate.version import VERSION
@@ -82,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = make_parser().parse_args(argv)
     try:
-        return cast(Callable[[argparse.Namespace], int], args.run)(args)
+        with warnings_in_a_line():
+            return cast(Callable[[argparse.Namespace], int], args.run)(args)
     except SpeculateError as error:
         text = printable(" ".join(str(error).split()))
         print(f"speculate: error: {text}", file=sys.stderr)

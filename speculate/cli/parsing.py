@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn, final
+from typing import Final, Literal, NoReturn, final
 
 from typing_extensions import override
 
 from speculate.errors import PromptError
 from speculate.loading import DEMO_MODELS
 from speculate.strategies.fixed import MAX_DEPTH
+
+
+NO_HEAD: Final = "none"
+"""What `--head` takes for none; a folder of that name is ./none."""
+
+HEAD_HELP: Final = (
+    "where the MTP head is, if not with the model: a folder, a safetensors file, a hub "
+    "repository (--head owner/name-mtp), or hybrid, the bundled model that has one"
+)
 
 
 @final
@@ -65,14 +74,29 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def head(text: str) -> str | Literal[False]:
+    """Where a head is, or that none is wanted."""
+    return False if text == NO_HEAD else text
+
+
 def add_head(parser: argparse.ArgumentParser) -> None:
-    """Add `--head`."""
-    parser.add_argument(
-        "--head",
-        metavar="HEAD",
-        help="where the MTP head is, if not with the model: a folder, a safetensors file, a hub "
-        "repository (--head owner/name-mtp), or hybrid, the bundled model that has one",
+    """Add `--head` and `--no-head`, both of which are `head`: a place, `False` or `None`."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--head", metavar="HEAD", type=head, help=f"{HEAD_HELP}; {NO_HEAD} is --no-head"
     )
+    group.add_argument(
+        "--no-head",
+        dest="head",
+        action="store_const",
+        const=False,
+        help="load the model without an MTP head, whatever its folder holds",
+    )
+
+
+def add_head_alone(parser: argparse.ArgumentParser) -> None:
+    """Add `--head` to a command that is nothing without a head."""
+    parser.add_argument("--head", metavar="HEAD", help=HEAD_HELP)
 
 
 def add_depth(parser: argparse.ArgumentParser, default: int | None) -> None:

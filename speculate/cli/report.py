@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Literal, final
 
 import attrs
 
@@ -65,12 +65,12 @@ class Report:
     tokenizer: Tokenizer | None
 
 
-def inspect(path: Path, head_path: Path | None = None) -> Report:
+def inspect(path: Path, head_path: Path | Literal[False] | None = None) -> Report:
     """Look at a checkpoint. Loads no weights.
 
     Args:
         path: A folder, or a safetensors file.
-        head_path: Where to look for the head instead.
+        head_path: Where to look for the head instead; `False` looks for none.
 
     Raises:
         CheckpointError: A file is damaged or missing.
@@ -79,11 +79,14 @@ def inspect(path: Path, head_path: Path | None = None) -> Report:
     config, name = found.config, found.config.get("model_type")
     trunk = [t for t in found.tensors.values() if strip_prefix(t.name) is None]
     made, prefix, head, why = None, None, None, None
-    try:
-        files = find_head(head_path or path)
-        prefix, head = files.prefix, peek_head(files)
-    except HeadNotFoundError as error:
-        why = str(error)
+    if head_path is False:
+        why = "It was not looked for"
+    else:
+        try:
+            files = find_head(head_path or path)
+            prefix, head = files.prefix, peek_head(files)
+        except HeadNotFoundError as error:
+            why = str(error)
     if prefix == "":
         trunk = [t for t in trunk if t not in files.tensors.values()]
     if path.is_dir() and config and not str(name).endswith("_mtp"):

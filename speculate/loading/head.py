@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from speculate.errors import HeadNotFoundError, UnsupportedModelError
+from speculate.errors import (
+    HeadNotFoundError,
+    SpeculateWarning,
+    StaleIndexError,
+    UnsupportedModelError,
+)
 from speculate.loading.adapt import stock_of
 from speculate.loading.folder import explained, locate
 from speculate.loading.unpack import unpack_head
@@ -37,7 +43,7 @@ def load_mtp_head(
         revision: A branch, a tag or a commit of the repository.
 
     Raises:
-        HeadNotFoundError: There is none.
+        HeadNotFoundError: There is none; a `StaleIndexError` where an index lists one.
         CheckpointError: It is damaged, or stored in a way that is not supported.
         HeadMismatchError: It does not fit the model.
         UnsupportedModelError: No head is known for the model's family.
@@ -76,6 +82,10 @@ def head_for(
         return load_mtp_head(head, stock, dequantize=dequantize)
     try:
         return load_mtp_head(folder, stock, dequantize=dequantize)
+    except StaleIndexError as error:
+        # As if `load` had warned: it is the caller's folder.
+        text = f"{folder}: loaded without its multi-token-prediction head: {error}"
+        warnings.warn(text, SpeculateWarning, stacklevel=3)
     except HeadNotFoundError as error:
         logger.info("%s", error)
     except UnsupportedModelError as error:

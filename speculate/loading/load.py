@@ -36,8 +36,8 @@ def load(
     Args:
         path_or_repo: A folder or a hub repository, in any form that mlx-lm loads. `None`
             is the bundled demo model.
-        head: Where the head is. By default the folder's own, if it holds one; `False` leaves
-            that alone.
+        head: Where the head is. By default the folder's own, if it holds one, and none with a
+            `SpeculateWarning` if only its index speaks of one; `False` leaves that alone.
         dequantize: Turn quantised weights into float32: larger, and on a CPU faster. The
             bundled models always are.
         lazy: Leave reading the weights for when they are needed. An adapter of another package

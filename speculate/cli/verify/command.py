@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from speculate.cli.verify.report import Report
 
-    if args.model is None and args.head is not None:
+    if args.model is None and args.head:
         raise OptionError("--head goes with --model")
     _check_writable(args.json)
     report = Report(tokens=args.tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from speculate.errors import (
     HeadMismatchError,
     HeadNotFoundError,
     OptionError,
+    SpeculateWarning,
     UnsupportedModelError,
 )
 from speculate.loading import demo_prompt
@@ -203,6 +205,19 @@ def test_weights_with_scales_of_bytes_become_float32_too(tmp_path: Path) -> None
     stock: Any = loaded.stock
     assert dtypes(stock) == {mx.float32}
     check_decodes(loaded)
+
+
+def test_a_config_that_repeats_a_key_loads_as_in_mlx_lm(dense: Path) -> None:
+    """The last value counts: with the first one the weights would not fit. Said once a load."""
+    text = (dense / "config.json").read_text()
+    (dense / "config.json").write_text('{"hidden_size": 8, ' + text[1:])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        model, _ = sp.load(dense)
+    (warning,) = caught
+    assert warning.category is SpeculateWarning
+    assert f"{dense / 'config.json'}: repeats 'hidden_size'" in str(warning.message)
+    check_decodes(model)
 
 
 # What is bundled.

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Final, cast
 
 import attrs
 
-from speculate.checkpoints.header import TensorEntry, file_size, parse_json, read_header
-from speculate.errors import CheckpointError
+from speculate.checkpoints.header import (
+    NAME_LIMIT,
+    Pairs,
+    TensorEntry,
+    file_size,
+    parse_json,
+    read_header,
+    repeated,
+)
+from speculate.errors import CheckpointError, SpeculateWarning
 
 JSON_LIMIT: Final = 64 * 2**20
 """Longest index or config that is read, in bytes."""
@@ -22,6 +31,10 @@ INDEX_SUFFIX: Final = ".safetensors.index.json"
 
 FILE_LIMIT: Final = 10_000
 """Most files that an index may list."""
+
+
+SHOWN: Final = 3
+"""Most repeated keys that are quoted."""
 
 
 @attrs.frozen
@@ -88,14 +101,29 @@ def indexes(folder: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object.
+    """Read a JSON object. Of a key that is repeated the last value counts, as in mlx-lm.
 
     Raises:
         CheckpointError: The file is no JSON object, or far too long for one.
     """
     if file_size(path) > JSON_LIMIT:
         raise CheckpointError(f"{path}: is longer than {JSON_LIMIT} bytes")
-    return parse_json(path, path.read_bytes())
+    twice: list[str] = []
+
+    def last(pairs: Pairs) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice.extend(repeated(pairs))
+        return found
+
+    found = parse_json(path, path.read_bytes(), last)
+    if twice:
+        names = ", ".join(repr(name[:NAME_LIMIT]) for name in twice[:SHOWN])
+        more = f" and {len(twice) - SHOWN} more" if twice[SHOWN:] else ""
+        text = f"{path}: repeats {names}{more}; the last value counts, as in mlx-lm"
+        # Of this line, so that a file that is read by several is spoken of once.
+        warnings.warn(text, SpeculateWarning, stacklevel=1)
+    return found
 
 
 def exists(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -84,7 +84,7 @@ def read_header(path: Path) -> Header:
             raw = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    found = parse_json(path, raw)
+    found = parse_json(path, raw, unique)
     found.pop("__metadata__", None)
     tensors = [_entry(path, name, value) for name, value in found.items()]
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
@@ -107,8 +107,37 @@ def file_size(path: Path) -> int:
     return found.st_size
 
 
-def parse_json(path: Path, raw: bytes) -> dict[str, object]:
-    """Parse an object whose keys are all different.
+Pairs = Sequence[tuple[str, object]]
+"""The keys and values of an object of JSON, as they are written."""
+
+
+def unique(pairs: Pairs) -> dict[str, object]:
+    """An object whose keys are all different.
+
+    Raises:
+        ValueError: One appears twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(iter(repeated(pairs)))
+        raise ValueError(f"key {twice[:NAME_LIMIT]!r} appears twice")
+    return found
+
+
+def repeated(pairs: Pairs) -> list[str]:
+    """Keys that appear more than once."""
+    return [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+
+
+def parse_json(
+    path: Path, raw: bytes, make: Callable[[Pairs], dict[str, object]]
+) -> dict[str, object]:
+    """Parse an object.
+
+    Args:
+        path: Where it is from, for errors.
+        raw: Its text.
+        make: Makes each object, this one and those in it, of its keys and values.
 
     Raises:
         CheckpointError: `raw` is not such an object, or one of far too many parts.
@@ -117,19 +146,11 @@ def parse_json(path: Path, raw: bytes) -> dict[str, object]:
     if sum(map(raw.count, (b":", b"[", b"{"))) > JSON_PARTS_LIMIT:
         raise CheckpointError(f"{path}: has more than {JSON_PARTS_LIMIT} keys, lists and objects")
     try:
-        found: object = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+        found: object = json.loads(raw.decode("utf-8"), object_pairs_hook=make)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: holds {type(found).__name__}, not a JSON object")
-    return found
-
-
-def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"key {twice[:NAME_LIMIT]!r} appears twice")
     return found
 
 

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
 from speculate.checkpoints import HeadTensors, find_head, has_head, load_trunk, read_head
-from speculate.errors import CheckpointError, HeadNotFoundError
+from speculate.errors import CheckpointError, HeadNotFoundError, SpeculateWarning
 from speculate.models.mtp_head import build_head
 from tests.checkpoints import tiny
 
@@ -223,3 +223,21 @@ def test_reading_twice_gives_the_same_and_changes_no_file(tmp_path: Path) -> Non
     # What was read can be stored again, and is then read as it is.
     again = tiny.write(tmp_path / "again", {"mtp.safetensors": tiny.prefixed(one.weights)})
     assert equal(read(again).weights, one.weights)
+
+
+def test_of_a_key_that_is_repeated_the_last_value_counts_as_in_mlx_lm(tmp_path: Path) -> None:
+    """In a config and in an index, at any depth. In a header it is refused: see the hostile ones."""
+    head = tiny.prefixed(tiny.make_head())
+    folder = tiny.write(tmp_path, {"a.safetensors": head, "b.safetensors": head})
+    (folder / "config.json").write_text('{"a": 1, "b": {"c": 2, "c": 3}, "a": 4}')
+    both = [f'"{name}": "{file}.safetensors"' for file in "ab" for name in head]
+    index = folder / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {' + ", ".join(both) + "}}")
+    with pytest.warns(SpeculateWarning) as caught:
+        files = find_head(folder)
+    assert files.config == {"a": 4, "b": {"c": 3}}
+    assert {tensor.path.name for tensor in files.tensors.values()} == {"b.safetensors"}
+    said = {str(warning.message) for warning in caught}
+    assert len(said) == 2 and all("the last value counts" in text for text in said)
+    assert any(f"{folder / 'config.json'}: repeats 'c', 'a'" in text for text in said)
+    assert any(f"{index}: repeats 'mtp." in text and "more" in text for text in said)

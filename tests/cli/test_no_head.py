@@ -156,3 +156,15 @@ def test_asking_for_the_head_of_a_stale_index(
     ):
         said = run(capsys, *command)
         assert said.status == 2 and str(stale / INDEX) in said.err
+
+
+def test_a_warning_is_one_line_however_often_the_file_is_read(
+    stale: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (stale / "config.json").read_text()
+    (stale / "config.json").write_text('{"\\u001b[2J": 1, "\\u001b[2J": 2, ' + text[1:])
+    for command in (("generate", *SHORT, "--no-head", "--model"), ("inspect", "--no-head")):
+        said = run(capsys, *command, str(stale))
+        assert said.status == 0 and "\x1b" not in said.err
+        lines = [line for line in said.err.splitlines() if "config.json: repeats" in line]
+        assert len(lines) == 1 and lines[0].startswith("speculate: warning: ")

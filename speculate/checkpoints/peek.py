@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from speculate.checkpoints.experts import layouts, split_fused
 from speculate.checkpoints.find import HeadFiles
-from speculate.checkpoints.fp8 import SUFFIX
+from speculate.checkpoints.fp8 import matrix_of
 from speculate.checkpoints.names import count_layers, norms
 from speculate.checkpoints.norms import NormDecision, decide
 from speculate.checkpoints.quantization import Quantization, quantizations
@@ -30,7 +30,7 @@ class HeadSummary:
         experts: How each layer's experts are stored: `dense` where it has none.
         packings: Each packing, and how many matrices have it.
         plain: Each type of number, and how many matrices are not packed and have it.
-        blocks: Matrices in blocks of 8-bit floats.
+        blocks: Matrices of 8-bit floats with scales.
         norms: What is decided on each group of norms, and why.
         leftovers: Names on disk that no part of a head is known by.
     """
@@ -56,11 +56,11 @@ def peek_head(files: HeadFiles) -> HeadSummary:
         CheckpointError: It has no norms to decide on, or is packed in a way that mlx lacks.
     """
     known = {name: t for name, t in files.tensors.items() if is_part(name)}
-    weights = open_tensors({name: t for name, t in known.items() if not name.endswith(SUFFIX)})
+    weights = open_tensors({name: t for name, t in known.items() if matrix_of(name) is None})
     experts = layouts(files.tensors)
     decisions = decide(_norms(files, weights), files.trunk_is_raw)
     packings = _packings(files, weights)
-    blocks = {name.removesuffix(SUFFIX) for name in files.tensors if name.endswith(SUFFIX)}
+    blocks = {matrix for name in files.tensors if (matrix := matrix_of(name))}
     return HeadSummary(
         files=tuple(sorted({tensor.path.name for tensor in files.tensors.values()})),
         tensors=len(files.tensors),

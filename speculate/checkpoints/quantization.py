@@ -8,12 +8,21 @@ from typing import Final
 import attrs
 import mlx.core as mx
 
+from speculate.checkpoints.header import TensorEntry
 from speculate.errors import CheckpointError
 
 AFFINE_BITS: Final = (1, 2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS: Final = (32, 64, 128)
 MODES: Final = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
 """Modes whose scales are bytes: each has one width and one group."""
+
+
+SUPPORTED: Final = (
+    "Supported are plain floats (F16, BF16, F32); mlx's affine, mxfp4, mxfp8 and nvfp4, which are "
+    "32-bit words with .scales; and 8-bit floats (F8_E4M3) with factors in weight_scale_inv or "
+    "weight_scale: one for the matrix, each row, each group of a row's columns, or each block"
+)
+"""What a packing may be, for errors."""
 
 
 @attrs.frozen
@@ -31,6 +40,13 @@ class Quantization:
     group_size: int
     mode: str
     global_scale: bool = False
+
+
+def stored_as(tensors: Mapping[str, TensorEntry], name: str) -> str:
+    """What there is of a matrix on disk, for errors: each name with its type and shape."""
+    module = name.removesuffix(".weight")
+    own = [n for n in tensors if n == module or n.startswith((f"{module}.", f"{module}_"))]
+    return ", ".join(f"{n} is {tensors[n].dtype} {tensors[n].shape}" for n in own)
 
 
 def quantizations(weights: Mapping[str, mx.array]) -> dict[str, Quantization]:

@@ -13,10 +13,15 @@ import mlx.core as mx
 from speculate.checkpoints.experts import DENSE, is_expert, is_single, layouts, stack_experts
 from speculate.checkpoints.find import HeadFiles
 from speculate.checkpoints.folder import setting
-from speculate.checkpoints.fp8 import SUFFIX, unpack_blocks
+from speculate.checkpoints.fp8 import matrix_of, unpack_scaled
 from speculate.checkpoints.names import is_known, rank, required
 from speculate.checkpoints.norms import Convention, NormDecision, decide, shift
-from speculate.checkpoints.quantization import Quantization, quantizations
+from speculate.checkpoints.quantization import (
+    SUPPORTED,
+    Quantization,
+    quantizations,
+    stored_as,
+)
 from speculate.checkpoints.tensors import check_memory, open_tensors, read_tensors
 from speculate.errors import CheckpointError
 
@@ -72,7 +77,7 @@ def read_head(
     shift(weights, decisions)
     with about(files):
         quantization = quantizations(weights)
-        _check_plain(weights, quantization)
+        _check_plain(files, weights, quantization)
         mx.eval(weights)
     on_disk = tuple(files.prefix + name for name in leftovers)
     if on_disk:
@@ -101,7 +106,7 @@ def about(files: HeadFiles) -> Iterator[None]:
 
 def is_part(name: str) -> bool:
     """Whether a name on disk, without prefix, is one that a head may have in any layout."""
-    plain = name.removesuffix(SUFFIX)
+    plain = matrix_of(name) or name
     return is_known(plain) or is_expert(plain)
 
 
@@ -110,15 +115,14 @@ def _read(
 ) -> dict[str, mx.array]:
     wanted = {name: t for name, t in files.tensors.items() if name not in leftovers}
     check_memory(wanted)
-    singles = {name: t for name, t in wanted.items() if is_single(name.removesuffix(SUFFIX))}
+    singles = {name: t for name, t in wanted.items() if is_single(matrix_of(name) or name)}
     weights = read_tensors({n: t for n, t in wanted.items() if n not in singles}, done)
     # These are read one by one, as they are stacked.
     weights |= open_tensors(singles)
     with about(files):
-        if any(name.endswith(SUFFIX) for name in weights):
-            norm = weights.get("pre_fc_norm_hidden.weight")
-            dtype = mx.bfloat16 if norm is None else norm.dtype
-            unpack_blocks(weights, files.config, dtype)
+        norm = weights.get("pre_fc_norm_hidden.weight")
+        dtype = mx.bfloat16 if norm is None else norm.dtype
+        unpack_scaled(weights, files.tensors, files.config, dtype)
         stack_experts(weights, done)
     return weights
 
@@ -151,13 +155,22 @@ def _check_whole(
     if missing:
         text = f"{files.folder}: holds part of a head only: {missing[0]} is missing"
         text += f", and {len(missing) - 1} more" if missing[1:] else ""
+        if stored := stored_as(files.tensors, missing[0].removeprefix(files.prefix)):
+            text += f": {stored}, which is no packing that is supported. {SUPPORTED}"
         text += f". Not understood: {', '.join(leftovers)}" if leftovers else ""
         raise CheckpointError(text)
 
 
-def _check_plain(weights: Mapping[str, mx.array], packed: Collection[str]) -> None:
+def _check_plain(
+    files: HeadFiles, weights: Mapping[str, mx.array], packed: Collection[str]
+) -> None:
     for name, tensor in weights.items():
         module, _, part = name.rpartition(".")
         plain = part == "weight" and module not in packed
         if plain and not mx.issubdtype(tensor.dtype, mx.floating):
-            raise CheckpointError(f"{name}: is {tensor.dtype} in a packing that is not supported")
+            # An expert's name on disk is another one.
+            stored = stored_as(files.tensors, name) or str(tensor.shape)
+            raise CheckpointError(
+                f"{name}: is {tensor.dtype} in a packing that is not supported: {stored}. "
+                f"{SUPPORTED}"
+            )

@@ -11,6 +11,7 @@ from typing import Final, cast
 import mlx.core as mx
 
 from speculate.checkpoints.header import TensorEntry, read_header
+from speculate.checkpoints.quantization import SUPPORTED
 from speculate.errors import CheckpointError
 
 LOADABLE: Final = frozenset(
@@ -57,7 +58,8 @@ def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
     for entry in entries.values():
         if entry.dtype not in LOADABLE:
             raise CheckpointError(
-                f"{entry.path}: tensor {entry.name!r} is {entry.dtype}, which mlx cannot read"
+                f"{entry.path}: tensor {entry.name!r} is {entry.dtype} {entry.shape}, which mlx "
+                f"cannot read. {SUPPORTED}"
             )
         by_file[entry.path].append(entry)
     found = {path: _open_file(path, wanted) for path, wanted in by_file.items()}

@@ -6,7 +6,7 @@ import platform
 
 import mlx.core as mx
 
-from speculate.version import VERSION
+from speculate.version import VERSION, mlx_version
 
 
 def versions() -> dict[str, str]:
@@ -15,7 +15,7 @@ def versions() -> dict[str, str]:
 
     return {
         "mlx-speculate": VERSION,
-        "mlx": mx.__version__,
+        "mlx": mlx_version(),
         "mlx-lm": mlx_lm.__version__,
         "Python": platform.python_version(),
     }

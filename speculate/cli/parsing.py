@@ -12,7 +12,6 @@ from speculate.errors import PromptError
 from speculate.loading import DEMO_MODELS
 from speculate.strategies.fixed import MAX_DEPTH
 
-
 NO_HEAD: Final = "none"
 """What `--head` takes for none; a folder of that name is ./none."""
 

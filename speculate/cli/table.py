@@ -103,7 +103,7 @@ def _head(prefix: str, head: HeadSummary) -> Iterator[Row]:
     yield "", f"{head.tensors} tensors, {size}; layers: {', '.join(kinds) or 'none'}"
     parts = [f"{count} matrices {_packing(packing)}" for packing, count in head.packings]
     parts += [f"{count} matrices {dtype}" for dtype, count in head.plain.items()]
-    parts += [f"{head.blocks} matrices in blocks of 8-bit floats"] if head.blocks else []
+    parts += [f"{head.blocks} matrices of scaled 8-bit floats"] if head.blocks else []
     yield "", "; ".join(parts)
     if head.leftovers:
         yield "", f"not understood, and left out: {', '.join(head.leftovers)}"

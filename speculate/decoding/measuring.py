@@ -19,6 +19,7 @@ from speculate.protocols import (
     Proposer,
     UsesCosts,
 )
+from speculate.version import mlx_version
 
 ROWS: Final = (1, 2, 3, 5, 9)
 """Widths of the forwards that are timed."""
@@ -104,7 +105,7 @@ def _key(setup: Setup) -> str | None:
     for proposer in setup.strategy.proposers:
         own = proposer.fingerprint if isinstance(proposer, Fingerprinted) else ""
         parts.append(f"{proposer.name} {own}")
-    return "\n".join([*parts, _device(), f"mlx {mx.__version__}"])
+    return "\n".join([*parts, _device(), f"mlx {mlx_version()}"])
 
 
 def _device() -> str:

@@ -98,8 +98,8 @@ def _tokens(width: int) -> list[int]:
     return [width * (place + 1) // (count + 2) for place in range(count)]
 
 
-def _stock_cache(stock: StockModel) -> Sequence[object]:
-    return cast(Sequence[object], make_prompt_cache(cast(Module, stock)))
+def _stock_cache(stock: StockModel) -> list[object]:
+    return cast("list[object]", make_prompt_cache(cast(Module, stock)))
 
 
 def _stock_logits(stock: StockModel, tokens: Sequence[int], chunks: Sequence[int]) -> mx.array:

@@ -226,7 +226,7 @@ def test_reading_twice_gives_the_same_and_changes_no_file(tmp_path: Path) -> Non
 
 
 def test_of_a_key_that_is_repeated_the_last_value_counts_as_in_mlx_lm(tmp_path: Path) -> None:
-    """In a config and in an index, at any depth. In a header it is refused: see the hostile ones."""
+    """In a config and in an index, at any depth. A header that does so is refused."""
     head = tiny.prefixed(tiny.make_head())
     folder = tiny.write(tmp_path, {"a.safetensors": head, "b.safetensors": head})
     (folder / "config.json").write_text('{"a": 1, "b": {"c": 2, "c": 3}, "a": 4}')

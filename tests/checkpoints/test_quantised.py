@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +13,8 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from speculate.checkpoints import HeadTensors, find_head, read_head
+from speculate.checkpoints import HeadTensors, find_head, peek_head, read_head
+from speculate.checkpoints.fp8 import matrix_of
 from speculate.errors import CheckpointError
 from speculate.models.mtp_head import QwenMTPHead, build_head
 from tests.checkpoints import tiny
@@ -176,6 +179,132 @@ def test_blocks_of_8_bit_floats_are_made_plain(tmp_path: Path, block: int, exper
     found = read_head(find_head(folder))
     assert found.weights.keys() == plain.weights.keys()
     assert all(bool(mx.array_equal(found.weights[n], a)) for n, a in plain.weights.items())
+
+
+SCALES: dict[str, tuple[tuple[int, ...], tuple[int, int]]] = {
+    "one, of no axis": ((), (64, 128)),
+    "one": ((1,), (64, 128)),
+    "one of two axes": ((1, 1), (64, 128)),
+    "one a row": ((64, 1), (1, 128)),
+    "one a row, of one axis": ((64,), (1, 128)),
+    "groups of a row": ((64, 4), (1, 32)),
+    "blocks": ((2, 3), (48, 48)),
+}
+"""Shapes of the scales of `fc.weight`, `(64, 128)`, and the block that each is a factor of."""
+
+
+@pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv"])
+@pytest.mark.parametrize(("shape", "block"), SCALES.values(), ids=SCALES)
+def test_scales_of_8_bit_floats_by_either_name_and_in_every_shape(
+    tmp_path: Path, name: str, shape: tuple[int, ...], block: tuple[int, int]
+) -> None:
+    """By both names they are factors: `weight_scale_inv` is no divisor either."""
+    head = tiny.make_head()
+    scales = (mx.random.uniform(0.5, 2.0, shape, key=mx.random.key(1)) / 64).astype(mx.bfloat16)
+    packed = mx.to_fp8(head["fc.weight"] * 64)
+    config = {**tiny.config(), "quantization_config": {"weight_block_size": [48, 48]}}
+    stored = {**head, "fc.weight": packed, f"fc.{name}": scales}
+    folder = tiny.write(tmp_path, {"mtp.safetensors": tiny.prefixed(stored)}, config=config)
+    found = read_head(find_head(folder))
+    assert not found.leftovers
+    factors = scales.astype(mx.float32).reshape((*shape, 1, 1)[: max(2, len(shape))])
+    for axis, side in enumerate(block):
+        factors = mx.repeat(factors, side, axis)
+    expected = mx.from_fp8(packed, mx.float32) * factors[:64, :128]
+    assert bool(mx.array_equal(found.weights["fc.weight"], expected))
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (4, 1), (4, 1, 1), (4, 32), (4, 32, 1)])
+@pytest.mark.parametrize("layout", [tiny.fused, dict])
+def test_experts_may_have_such_scales(
+    tmp_path: Path, shape: tuple[int, ...], layout: Callable[[tiny.Weights], tiny.Weights]
+) -> None:
+    """Experts, stacked or with two matrices fused: one scale for all, one for each, or by rows."""
+    head = layout(tiny.make_head(experts=True))
+    name = next(n for n in head if "gate_up_proj" in n or "switch_mlp.gate_proj" in n)
+    count, rows, _ = head[name].shape
+    shape = tuple(rows if side == 32 else side for side in shape)
+    scales = mx.random.uniform(0.5, 2.0, shape, key=mx.random.key(1)) / 64
+    packed = mx.to_fp8(head[name] * 64)
+    found = read(tmp_path / "1", {**head, name: packed, f"{name}_scale": scales})
+    factors = scales.reshape((*shape, 1, 1, 1)[:3]) if shape else scales
+    factors = mx.broadcast_to(factors, (count, rows if rows in shape else 1, 1))
+    wanted = read(tmp_path / "2", {**head, name: mx.from_fp8(packed, mx.float32) * factors})
+    assert all(bool(mx.array_equal(found.weights[n], a)) for n, a in wanted.weights.items())
+
+
+def test_an_experts_global_scale_is_no_scale_of_8_bit_floats() -> None:
+    for name in ("fc.global_scale", "layers.0.mlp.experts.gate_up_proj_global_scale"):
+        assert matrix_of(name) is None
+    assert matrix_of("layers.0.mlp.experts.gate_up_proj_scale_inv") is not None
+    assert matrix_of("layers.0.mlp.experts.3.up_proj.weight_scale") is not None
+
+
+def raw_file(
+    path: Path, head: Mapping[str, mx.array], odd: Mapping[str, tuple[str, list[int]]]
+) -> Path:
+    """A file of a head with tensors of types that mlx does not write, all zeros."""
+    folder = tiny.write(path, {"mtp.safetensors": tiny.prefixed(head)})
+    content = (folder / "mtp.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    described, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    for name, (dtype, shape) in odd.items():
+        size = math.prod(shape) * {"F32": 4, "I32": 4, "BF16": 2}.get(dtype, 1)
+        span = [len(data), len(data) + size]
+        described[f"mtp.{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": span}
+        data += bytes(size)
+    text = json.dumps(described).encode()
+    (folder / "mtp.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return folder
+
+
+ODD: dict[str, dict[str, tuple[str, list[int]]]] = {
+    "4-bit floats, scales of 8 bits": {
+        "fc.weight": ("U8", [64, 64]),
+        "fc.weight_scale": ("F8_E4M3", [64, 8]),
+        "fc.weight_scale_2": ("F32", []),
+    },
+    "4-bit floats, scales that are exponents": {
+        "fc.weight": ("U8", [64, 64]),
+        "fc.weight_scale": ("F8_E8M0", [64, 4]),
+    },
+    "8-bit integers": {"fc.weight": ("I8", [64, 128]), "fc.weight_scale": ("BF16", [64, 1])},
+    "packed integers": {
+        "fc.weight_packed": ("I32", [64, 16]),
+        "fc.weight_scale": ("BF16", [64, 4]),
+    },
+    "other 8-bit floats": {"fc.weight": ("F8_E5M2", [64, 128]), "fc.weight_scale": ("F32", [1])},
+    "no scales": {"fc.weight": ("F8_E4M3", [64, 128])},
+    "scales by another name": {"fc.weight": ("F8_E4M3", [64, 128]), "fc.factor": ("F32", [64, 1])},
+    "scales of another matrix": {
+        "fc.weight": ("F8_E4M3", [64, 128]),
+        "fc.weight_scale": ("F32", [64, 3]),
+    },
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_a_packing_that_is_not_supported_is_described(
+    tmp_path: Path, odd: dict[str, tuple[str, list[int]]]
+) -> None:
+    head = {name: array for name, array in tiny.make_head().items() if name != "fc.weight"}
+    with pytest.raises(CheckpointError) as caught:
+        read_head(find_head(raw_file(tmp_path, head, odd)))
+    said = str(caught.value)
+    assert "mtp.safetensors" in said or str(tmp_path) in said
+    assert "Supported are plain floats" in said and "weight_scale" in said
+    for name, (dtype, shape) in odd.items():
+        if "F8_E5M2" not in str(odd) or name == "fc.weight":
+            assert name in said and dtype in said and str(tuple(shape)) in said
+
+
+def test_a_published_8_bit_head_is_read_and_described(tmp_path: Path) -> None:
+    """With the type that such files have: mlx itself writes bytes."""
+    head = {name: array for name, array in tiny.make_head().items() if name != "fc.weight"}
+    odd = {"fc.weight": ("F8_E4M3", [64, 128]), "fc.weight_scale": ("F32", [64, 1])}
+    files = find_head(raw_file(tmp_path, head, odd))
+    assert peek_head(files).blocks == 1 and not peek_head(files).leftovers
+    assert not mx.any(read_head(files).weights["fc.weight"])
 
 
 def test_a_packing_that_mlx_does_not_have_is_refused_by_name(tmp_path: Path) -> None:

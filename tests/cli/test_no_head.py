@@ -13,6 +13,7 @@ from speculate.errors import CheckpointError, HeadNotFoundError, SpeculateWarnin
 from tests import words
 from tests.checkpoints import tiny
 from tests.cli.running import Said, run
+from tests.tiny import VOCAB
 
 INDEX = "model.safetensors.index.json"
 SHORT = ("--prompt", "a", "--max-tokens", "4")
@@ -22,13 +23,11 @@ SHORT = ("--prompt", "a", "--max-tokens", "4")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint as a conversion leaves it, without the head."""
     place = tmp_path_factory.mktemp("stock")
-    return words.write_folder(
-        place, tiny.make_model("qwen3_5", vocab_size=words.tiny.VOCAB), config()
-    )
+    return words.write_folder(place, tiny.make_model("qwen3_5", vocab_size=VOCAB), config())
 
 
 def config() -> dict[str, object]:
-    return tiny.config("qwen3_5", vocab_size=words.tiny.VOCAB, mtp_num_hidden_layers=1)
+    return tiny.config("qwen3_5", vocab_size=VOCAB, mtp_num_hidden_layers=1)
 
 
 def list_head(folder: Path, file: str) -> None:
@@ -91,7 +90,9 @@ def test_part_of_a_head_is_still_an_error(stale: Path) -> None:
     """Then it is the folder that is not whole, and not the index that is old."""
     some = {"mtp.fc.weight": tiny.make_head()["fc.weight"]}
     mx.save_safetensors(str(stale / "mtp.safetensors"), some)
-    with pytest.raises(CheckpointError, match=r"lists mtp\..*(is missing|does not hold it)") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"lists mtp\..*(is missing|does not hold it)"
+    ) as caught:
         sp.load(stale)
     assert not isinstance(caught.value, HeadNotFoundError)
     assert sp.load(stale, head=False)[0].head is None

@@ -1,4 +1,4 @@
-"""The stock model divides its logits by a number, and the adapter does not: greedy text is equal."""
+"""The stock model divides its logits, and the adapter does not: greedy text is equal."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -99,9 +100,10 @@ def test_equal_logits_are_taken_and_nothing_is_left_in_memory(
     named: None, build: Callable[[], Any]
 ) -> None:
     stock = build()
+    gc.collect()  # What other tests have left is not to be freed in between.
     before = mx.get_active_memory()
     model = sp.adapt(stock)
-    assert mx.get_active_memory() == before
+    assert mx.get_active_memory() <= before
     assert isinstance(model, DenseAdapter)
 
 

@@ -60,12 +60,13 @@ def _add_telemetry_arguments(parser: argparse.ArgumentParser) -> None:
         "--stats",
         action="store_true",
         help="show who drafts, what is accepted and how much faster it gets: in a terminal while "
-        "the text comes, elsewhere in a table below it",
+        "the text comes, elsewhere in a table after it, on standard error",
     )
     add(
         "--events",
         metavar="FILE",
-        help="append each round to FILE as a line of JSON; - writes to standard error",
+        help="append each round to FILE as a line of JSON; - writes to standard error, in place of "
+        "the counters",
     )
 
 
@@ -92,7 +93,8 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stream a text to standard output, and end with a line of counters."""
+    """Stream a text to standard output, and end with a line of counters on standard error."""
+    quiet = args.events == STANDARD_ERROR  # which is then of JSON alone
     sampling = sampling_of(args)
     prompt = demo_prompt() if args.prompt is None else parsing.read_prompt(args.prompt)
     with ExitStack() as stack:
@@ -103,10 +105,10 @@ def run(args: argparse.Namespace) -> int:
         chat = cast(bool, tokenizer.has_chat_template)
         if args.chat_template is not None:
             chat = args.chat_template == "on"
-        if args.prompt is None and args.events != STANDARD_ERROR:
+        if args.prompt is None and not quiet:
             begins = prompt.strip().partition("\n")[0]
             print(f"no --prompt, so this goes on from a bundled one: {begins} ...", file=sys.stderr)
-        shown = stack.enter_context(screen(stats=args.stats, live=args.events != STANDARD_ERROR))
+        shown = stack.enter_context(screen(stats=args.stats, quiet=quiet))
         found = decode(
             model,
             tokenizer,
@@ -120,7 +122,9 @@ def run(args: argparse.Namespace) -> int:
             reports=[*reports, shown.report],
             options=_options(args),
         )
-    print(found.line() + (f", seed {sampling.seed}" if sampling.temperature > 0 else ""))
+    if not quiet:
+        seed = f", seed {sampling.seed}" if sampling.temperature > 0 else ""
+        print(found.line() + seed, file=sys.stderr)
     return 0
 
 

@@ -19,6 +19,7 @@ import speculate as sp
 from speculate.cli.bench import command
 from speculate.cli.bench.forwards import REPEATS, ROWS, time_forwards
 from speculate.cli.bench.results import (
+    Results,
     best_fixed,
     choices,
     disturbance,
@@ -52,6 +53,22 @@ def written_out() -> list[Run]:
         Run("code", 0, "mtp 6", [1, 2, 3, 4], deep),
         Run("code", 0, "adaptive", [1, 2, 3, 4], some),
     ]
+
+
+def results_of(runs: Sequence[Run]) -> Results:
+    """What the command makes of them."""
+    return Results(
+        model="mine",
+        draft_model=None,
+        machine={"device": "none"},
+        tokens=4,
+        forward=relative({1: 1.0, 2: 1.5}, 7),
+        survival=survival(runs),
+        choices=choices(runs),
+        workloads=outcomes(runs),
+        same_text=same_text(runs),
+        disturbance=disturbance(runs),
+    )
 
 
 def test_speedups_of_a_written_out_example() -> None:

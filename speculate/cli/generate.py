@@ -13,7 +13,7 @@ from speculate.cli.models import PROPOSERS, load_named, strategy_for
 from speculate.cli.sampling import add_sampling, sampling_of
 from speculate.cli.telemetry.events import STANDARD_ERROR, event_log
 from speculate.cli.telemetry.screen import screen
-from speculate.loading import demo_prompt
+from speculate.loading import DEMO_MODELS, demo_prompt
 
 if TYPE_CHECKING:
     from speculate.protocols import SpeculativeModel
@@ -29,7 +29,7 @@ KV_GROUPS: Final = (32, 64, 128)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: hybrid)")
+    add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: {DEMO_MODELS[0]})")
     parsing.add_head(parser)
     add("--draft-model", metavar="MODEL", help="the model that drafts, named as --model")
     parsing.add_prompt(parser)
@@ -74,13 +74,13 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prompt and cache, as in mlx-lm")
     add = group.add_argument
     add("--kv-bits", type=int, choices=KV_BITS, help="quantise the cache")
-    add("--kv-group-size", type=int, choices=KV_GROUPS, default=64, help="(default: 64)")
+    add("--kv-group-size", type=int, choices=KV_GROUPS, default=64, help="(default: %(default)s)")
     add(
         "--quantized-kv-start",
         type=parsing.count,
         default=5000,
         metavar="N",
-        help="tokens from which on the cache is quantised (default: 5000)",
+        help="tokens from which on the cache is quantised (default: %(default)s)",
     )
     add("--max-kv-size", type=parsing.positive, metavar="N", help="rows to keep a layer")
     add(
@@ -88,7 +88,7 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
         type=parsing.positive,
         default=2048,
         metavar="N",
-        help="prompt tokens to feed at once (default: 2048)",
+        help="prompt tokens to feed at once (default: %(default)s)",
     )
 
 

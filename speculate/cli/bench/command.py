@@ -50,7 +50,7 @@ ON_A_CPU: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: hybrid)")
+    add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: {DEMO_MODELS[0]})")
     parsing.add_head(parser)
     add("--draft-model", "--draft", metavar="MODEL", help="a model that drafts, named as --model")
     add(

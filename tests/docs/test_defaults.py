@@ -108,7 +108,8 @@ def defaults(name: str) -> set[object]:
 def defaults_of_mlx_lm(name: str) -> set[object]:
     if name.startswith("-"):
         return {options_of(setup_arg_parser())[name].default}
-    named = map(defaults_of, (make_sampler, make_logits_processors, generate_step))
+    sampler, processors = defaults_of(make_sampler), defaults_of(make_logits_processors)
+    named = (sampler, processors, defaults_of(generate_step))
     return {found[name] for found in named if name in found}
 
 

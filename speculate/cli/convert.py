@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quantize", "-q", action="store_true", help="quantise the model and its head")
     add("--q-bits", type=int, choices=(2, 3, 4, 5, 6, 8), help="bits a weight")
     add("--q-group-size", type=int, choices=(16, 32, 64, 128), help="weights that share a scale")
-    add("--q-mode", choices=MODES, default="affine", help="(default: affine)")
+    add("--q-mode", choices=MODES, default="affine", help="(default: %(default)s)")
     add("--dtype", choices=DTYPES, help="of what is not quantised (default: as it is)")
     add("--dequantize", "-d", action="store_true", help="unpack a quantised model")
     add("--revision", help="a branch, a tag or a commit of the repository")

@@ -10,9 +10,8 @@ from speculate.cli import parsing
 from speculate.cli.progress import bars
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from speculate.checkpoints import HeadFiles, HeadTensors
+    from speculate.cli.progress import Bars
 
 SUMMARY: Final = "Write a model's MTP head into a folder of its own, as such are published."
 EXAMPLE: Final = "speculate extract-head hybrid --output hybrid-mtp --quantize 4,64"
@@ -52,14 +51,14 @@ def run(args: argparse.Namespace) -> int:
     with (
         new_folder(target, replace=args.force) as folder,
         explained(source, "its head cannot be extracted"),
-        bars() as progress,
+        bars() as shown,
     ):
-        head = _read(files, args.quantize, progress)
+        head = _read(files, args.quantize, shown)
         config = drafter_config(files, head)
-        task = progress.add_task("Writing", total=1)
+        writing = shown.begin("Writing", 1)
         copy_tokenizer(files.folder, folder)
         write_drafter(folder, head, config)
-        progress.advance(task)
+        writing.advance()
     print(f"{target}: {_described(head)}")
     return 0
 
@@ -76,7 +75,7 @@ def _packing(text: str) -> tuple[int, int]:
     return found
 
 
-def _read(files: HeadFiles, asked: tuple[int, int] | None, progress: Progress) -> HeadTensors:
+def _read(files: HeadFiles, asked: tuple[int, int] | None, shown: Bars) -> HeadTensors:
     from speculate.checkpoints import Quantization, read_head
     from speculate.checkpoints.packing import (
         as_trunks,
@@ -86,15 +85,15 @@ def _read(files: HeadFiles, asked: tuple[int, int] | None, progress: Progress) -
     )
 
     size = sum(tensor.end - tensor.begin for tensor in files.tensors.values())
-    reading = progress.add_task("Reading", total=size)
-    head = read_head(files, done=lambda count: progress.advance(reading, count))
-    progress.update(reading, completed=size)
+    reading = shown.begin("Reading", size)
+    head = read_head(files, done=reading.advance)
+    reading.reach(size)
     if asked is None:
         return head
     choose = as_trunks(Quantization(*asked, mode="affine"))
     plain = dequantize_head(head, keep=choose)
-    packing = progress.add_task("Quantising", total=len(plain_matrices(plain)))
-    return quantize_head(plain, choose, done=lambda _: progress.advance(packing))
+    packing = shown.begin("Quantising", len(plain_matrices(plain)))
+    return quantize_head(plain, choose, done=lambda _: packing.advance())
 
 
 def _described(head: HeadTensors) -> str:

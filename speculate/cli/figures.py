@@ -46,7 +46,8 @@ class Run:
         drafts = "nothing drafted"
         if self.stats.drafts:
             length = f"mean acceptance length {self.stats.mean_acceptance_length:.2f}"
-            drafts = f"drafts accepted {self.accepted}, {length}"
+            rate = f"{self.stats.acceptance_rate:.0%}"
+            drafts = f"drafts accepted {self.accepted} ({rate}), {length}"
         return (
             f"{len(self.ids)} tokens, {self.stats.rounds} target passes, {drafts}, "
             f"{self.tokens_per_second:.1f} tokens/s"
@@ -82,7 +83,7 @@ def decode(
         reports: Called with every round, and the counters with it.
         options: For the decoder.
     """
-    stats = Stats()
+    stats = Stats(seed=sampling.seed if sampling and sampling.temperature > 0 else None)
 
     def observe(round: Round, /) -> None:
         stats.count(round)

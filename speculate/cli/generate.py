@@ -13,7 +13,7 @@ from speculate.cli.models import PROPOSERS, load_named, strategy_for
 from speculate.cli.sampling import add_sampling, sampling_of
 from speculate.cli.telemetry.events import STANDARD_ERROR, event_log
 from speculate.cli.telemetry.screen import screen
-from speculate.loading import demo_prompt
+from speculate.loading import DEMO_MODELS, demo_prompt
 
 if TYPE_CHECKING:
     from speculate.protocols import SpeculativeModel
@@ -29,7 +29,7 @@ KV_GROUPS: Final = (32, 64, 128)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: hybrid)")
+    add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: {DEMO_MODELS[0]})")
     parsing.add_head(parser)
     add("--draft-model", metavar="MODEL", help="the model that drafts, named as --model")
     parsing.add_prompt(parser)
@@ -60,12 +60,13 @@ def _add_telemetry_arguments(parser: argparse.ArgumentParser) -> None:
         "--stats",
         action="store_true",
         help="show who drafts, what is accepted and how much faster it gets: in a terminal while "
-        "the text comes, elsewhere in a table below it",
+        "the text comes, elsewhere in a table after it, on standard error",
     )
     add(
         "--events",
         metavar="FILE",
-        help="append each round to FILE as a line of JSON; - writes to standard error",
+        help="append each round to FILE as a line of JSON; - writes to standard error, in place of "
+        "the counters",
     )
 
 
@@ -73,13 +74,13 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prompt and cache, as in mlx-lm")
     add = group.add_argument
     add("--kv-bits", type=int, choices=KV_BITS, help="quantise the cache")
-    add("--kv-group-size", type=int, choices=KV_GROUPS, default=64, help="(default: 64)")
+    add("--kv-group-size", type=int, choices=KV_GROUPS, default=64, help="(default: %(default)s)")
     add(
         "--quantized-kv-start",
         type=parsing.count,
         default=5000,
         metavar="N",
-        help="tokens from which on the cache is quantised (default: 5000)",
+        help="tokens from which on the cache is quantised (default: %(default)s)",
     )
     add("--max-kv-size", type=parsing.positive, metavar="N", help="rows to keep a layer")
     add(
@@ -87,12 +88,13 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
         type=parsing.positive,
         default=2048,
         metavar="N",
-        help="prompt tokens to feed at once (default: 2048)",
+        help="prompt tokens to feed at once (default: %(default)s)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stream a text to standard output, and end with a line of counters."""
+    """Stream a text to standard output, and end with a line of counters on standard error."""
+    quiet = args.events == STANDARD_ERROR  # which is then of JSON alone
     sampling = sampling_of(args)
     prompt = demo_prompt() if args.prompt is None else parsing.read_prompt(args.prompt)
     with ExitStack() as stack:
@@ -103,10 +105,10 @@ def run(args: argparse.Namespace) -> int:
         chat = cast(bool, tokenizer.has_chat_template)
         if args.chat_template is not None:
             chat = args.chat_template == "on"
-        if args.prompt is None and args.events != STANDARD_ERROR:
+        if args.prompt is None and not quiet:
             begins = prompt.strip().partition("\n")[0]
             print(f"no --prompt, so this goes on from a bundled one: {begins} ...", file=sys.stderr)
-        shown = stack.enter_context(screen(stats=args.stats, live=args.events != STANDARD_ERROR))
+        shown = stack.enter_context(screen(stats=args.stats, quiet=quiet))
         found = decode(
             model,
             tokenizer,
@@ -120,7 +122,9 @@ def run(args: argparse.Namespace) -> int:
             reports=[*reports, shown.report],
             options=_options(args),
         )
-    print(found.line() + (f", seed {sampling.seed}" if sampling.temperature > 0 else ""))
+    if not quiet:
+        seed = f", seed {sampling.seed}" if sampling.temperature > 0 else ""
+        print(found.line() + seed, file=sys.stderr)
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from speculate.cli import parsing
 from speculate.errors import OptionError
+from speculate.loading import DEMO_MODELS
 
 SUMMARY: Final = "Say what a model and its head are like, without loading them."
 EXAMPLE: Final = "speculate inspect hybrid --check"
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="PATH",
         help="a model's folder, a head's folder or file, a hub repository, or a bundled model "
-        "(default: hybrid)",
+        f"(default: {DEMO_MODELS[0]})",
     )
     add("--json", action="store_true", help="print one JSON object instead of a table")
     add(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
@@ -14,6 +13,7 @@ from speculate.cli import convert, demo, extract_head, generate, inspect
 from speculate.cli.bench import command as bench
 from speculate.cli.parsing import Parser
 from speculate.cli.printing import printable, warnings_in_a_line
+from speculate.cli.streams import check_output, standard_streams
 from speculate.cli.verify import command as verify
 from speculate.errors import SpeculateError
 from speculate.version import VERSION
@@ -75,25 +75,35 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status: 2 for input that cannot be used.
+    """Run the command; return its exit status.
+
+    2 for input that cannot be used, and for output that cannot be written; 130 when interrupted;
+    141 when whoever read the output has left.
 
     Args:
         argv: Arguments; those of the process by default.
     """
-    args = make_parser().parse_args(argv)
+    with standard_streams():
+        try:
+            return _run(argv)
+        except SpeculateError as error:
+            text = printable(" ".join(str(error).split()))
+            print(f"speculate: error: {text}", file=sys.stderr)
+            return BAD_INPUT
+        except KeyboardInterrupt:
+            print("speculate: interrupted", file=sys.stderr)
+            return INTERRUPTED
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    check_output()
     try:
+        args = make_parser().parse_args(argv)
         with warnings_in_a_line():
             return cast(Callable[[argparse.Namespace], int], args.run)(args)
-    except SpeculateError as error:
-        text = printable(" ".join(str(error).split()))
-        print(f"speculate: error: {text}", file=sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the text has left. Python would complain once more when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    finally:
+        # What is still in a buffer may fail as well, and so counts as the command's.
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

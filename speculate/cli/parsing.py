@@ -132,13 +132,17 @@ def read_prompt(text: str) -> str:
     """The prompt that `--prompt` names.
 
     Raises:
-        PromptError: It is empty, or no text.
+        PromptError: It is empty, or no text, or standard input cannot be read.
     """
+    if text == "-" and sys.stdin is None:
+        raise PromptError("the prompt cannot be read from standard input: it is closed")
     try:
         found = sys.stdin.read() if text == "-" else text
         found.encode()
     except UnicodeError as error:
         raise PromptError(f"the prompt is not UTF-8 text: {error}") from error
+    except (OSError, ValueError) as error:
+        raise PromptError(f"the prompt cannot be read from standard input: {error}") from error
     if not found:
         raise PromptError("the prompt is empty: give --prompt some text")
     return found

@@ -12,7 +12,13 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add `--temp` and what goes with it."""
     group = parser.add_argument_group("sampling, as in mlx-lm")
     add = group.add_argument
-    add("--temp", type=float, default=0.0, metavar="T", help="temperature (default: 0, greedy)")
+    add(
+        "--temp",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="temperature (default: %(default)g, greedy)",
+    )
     add("--top-p", type=float, default=1.0, metavar="P", help="keep this much probability")
     add("--top-k", type=int, default=0, metavar="K", help="keep this many tokens")
     add("--min-p", type=float, default=0.0, metavar="P", help="keep tokens this likely, relatively")
@@ -22,7 +28,12 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     for name in ("repetition", "presence", "frequency"):
         add(f"--{name}-penalty", type=float, metavar="X", help=f"{name} penalty")
     add("--seed", type=int, metavar="N", help="the same seed gives the same text, whoever drafts")
-    add("--mode", choices=MODES, default="coupled", help="how drafts are judged (default: coupled)")
+    add(
+        "--mode",
+        choices=MODES,
+        default="coupled",
+        help="how drafts are judged (default: %(default)s)",
+    )
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:

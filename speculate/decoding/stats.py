@@ -32,8 +32,13 @@ class DraftStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens that a round with a draft gives: 1 + accepted / drafts."""
+        """Tokens that a round with a draft gives: 1 + accepted / drafts; 1.0 if there was none."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Part of the drafted tokens that were accepted; 0.0 if nothing was drafted."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
 
     def add(self, drafted: int, accepted: int, seconds: float = 0.0) -> None:
         """Count one draft, and the time of its round."""
@@ -124,8 +129,13 @@ class Stats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens that a round with a draft gives: 1 + accepted / drafts."""
+        """Tokens that a round with a draft gives: 1 + accepted / drafts; 1.0 if there was none."""
         return self.total.mean_acceptance_length
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Part of the drafted tokens that were accepted; 0.0 if nothing was drafted."""
+        return self.total.acceptance_rate
 
     @property
     def plain_seconds(self) -> float | None:

@@ -12,8 +12,9 @@ from speculate.cli.main import main
 
 COUNTERS: Final = re.compile(
     r"(?P<tokens>\d+) tokens, (?P<passes>\d+) target passes, "
-    r"(nothing drafted|drafts accepted (?P<accepted>\d+) of (?P<drafted>\d+), "
-    r"mean acceptance length (?P<length>[\d.]+)), [\d.]+ tokens/s"
+    r"(nothing drafted|drafts accepted (?P<accepted>\d+) of (?P<drafted>\d+) "
+    r"\((?P<rate>\d+)%\), "
+    r"mean acceptance length (?P<length>[\d.]+)), [\d.]+ tokens/s(, seed \d+)?"
 )
 
 
@@ -32,13 +33,14 @@ class Said:
     err: str
 
     @property
-    def text(self) -> str:
-        """The generated text: everything before the counters."""
-        return self.out[: self.out.rstrip("\n").rfind("\n") + 1]
+    def notes(self) -> str:
+        """What stands on standard error before the counters."""
+        return self.err[: self.err.rstrip("\n").rfind("\n") + 1]
 
     def counters(self) -> dict[str, float]:
-        found = COUNTERS.fullmatch(self.out.splitlines()[-1])
-        assert found is not None, self.out
+        """The counters of `generate`, by name: the last line on standard error."""
+        found = COUNTERS.fullmatch(self.err.splitlines()[-1])
+        assert found is not None, self.err
         return {name: float(value) for name, value in found.groupdict().items() if value}
 
 

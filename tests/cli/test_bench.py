@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -11,14 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import attrs
 import mlx.core as mx
 import pytest
 from pytest import approx
 
 import speculate as sp
+from speculate.cli import progress
 from speculate.cli.bench import command
+from speculate.cli.bench.estimate import Estimate
 from speculate.cli.bench.forwards import REPEATS, ROWS, time_forwards
+from speculate.cli.bench.plots import draw
 from speculate.cli.bench.results import (
+    Results,
     best_fixed,
     choices,
     disturbance,
@@ -28,6 +34,8 @@ from speculate.cli.bench.results import (
     survival,
 )
 from speculate.cli.bench.runs import Run, run_all, ways_of
+from speculate.cli.bench.table import show
+from speculate.cli.printing import finite
 from speculate.protocols import Forward, Rollbackable, Round
 from tests import tiny, words
 from tests.cli.running import Said, run
@@ -54,6 +62,22 @@ def written_out() -> list[Run]:
     ]
 
 
+def results_of(runs: Sequence[Run]) -> Results:
+    """What the command makes of them."""
+    return Results(
+        model="mine",
+        draft_model=None,
+        machine={"device": "none"},
+        tokens=4,
+        forward=relative({1: 1.0, 2: 1.5}, 7),
+        survival=survival(runs),
+        choices=choices(runs),
+        workloads=outcomes(runs),
+        same_text=same_text(runs),
+        disturbance=disturbance(runs),
+    )
+
+
 def test_speedups_of_a_written_out_example() -> None:
     found = outcomes(written_out())["code"]
     assert {way: own.speedup for way, own in found.items()} == {
@@ -76,6 +100,60 @@ def test_two_runs_of_a_text_add_up() -> None:
     assert found["mtp 6"].speedup == 6.0
 
 
+def at(way: str, seconds: float) -> Run:
+    return Run("code", 0, way, [1], [plain(seconds)])
+
+
+PAIRS = [
+    ("off", 4.0, 4.4),  # 10 % apart, and so are these in the median
+    ("mtp 1", 2.0, 2.1),
+    ("mtp 3", 3.9, 4.2),
+    ("mtp 6", 1.5, 6.0),
+    ("lookup 1", 8.0, 9.0),
+    ("adaptive", 4.4, 4.8),
+]
+
+
+def test_no_speedup_is_given_where_two_runs_of_the_same_differ_by_more() -> None:
+    runs = [at(way, seconds) for way, *both in PAIRS for seconds in both]
+    found = outcomes(runs)["code"]
+    assert {way: own.speedup for way, own in found.items()} == {
+        "off": 1.0,
+        "mtp 1": approx(8.4 / 4.1),
+        "mtp 3": None,  # 1.04, and decoding without drafts differs by 10 %
+        "mtp 6": None,  # 1.12, and its own two runs by 300 %
+        "lookup 1": approx(8.4 / 17.0),
+        "adaptive": None,  # 0.91, which is 9.5 % slower
+    }
+    assert found["mtp 1"].spread == approx(0.1)
+    assert found["mtp 6"].spread == approx(3.0)
+    assert found["mtp 6"].no_speedup == (
+        "two runs of the same differ by 300%, and this way from decoding without drafts by 12%"
+    )
+    assert found["mtp 1"].no_speedup is None
+    assert best_fixed(found) == "mtp 1"
+
+
+def test_what_is_not_given_is_not_printed_and_not_drawn(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    results = results_of([at(way, seconds) for way, *both in PAIRS for seconds in both])
+    show(results)
+    said = capsys.readouterr().out
+    rows = {line[:8].strip(): line[8:].split() for line in said.splitlines()}
+    assert rows["mtp 1"][0] == "2.05"
+    assert rows["mtp 3"][0] == rows["mtp 6"][0] == rows["adaptive"][0] == "?"
+    assert (
+        "code: best in hindsight mtp 1, 2.05; adaptive ?\n"
+        "code: no speedup is given for mtp 3, mtp 6, adaptive: two runs of the same differ by up "
+        "to 300%, and that is more than these ways gain or lose\n"
+    ) in said
+    draw(results, tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(PNG)
+    written = json.loads(json.dumps(finite(attrs.asdict(results))))["workloads"]["code"]
+    assert written["mtp 6"]["speedup"] is None and "300%" in written["mtp 6"]["no_speedup"]
+
+
 def test_survival_is_of_the_deepest_drafts() -> None:
     assert survival(written_out()) == {"mtp": [0.5, 0.5, 0.0, 0.0, 0.0, 0.0]}
 
@@ -96,9 +174,6 @@ def test_texts_are_compared_prompt_by_prompt() -> None:
 
 
 def test_how_far_two_runs_of_the_same_are_apart() -> None:
-    def at(way: str, seconds: float) -> Run:
-        return Run("code", 0, way, [1], [plain(seconds)])
-
     pairs = [("off", 1.0, 1.5), ("mtp 1", 2.0, 2.0), ("mtp 3", 4.0, 1.0)]
     runs = [at(way, seconds) for way, *both in pairs for seconds in both]
     assert disturbance(runs) == approx(0.5)
@@ -155,11 +230,16 @@ def test_ways_go_forth_and_back() -> None:
     def stage(name: str, steps: int) -> Iterator[Callable[[], None]]:
         told.append(f"{name}, {steps} steps")
         yield lambda: told.append(".")
+        expected.append(estimate.left())
 
-    runs = run_all(model, some, prompts, 3, (), stage)
+    ticks, estimate = iter(range(100)), Estimate(some, 4, 3)
+    expected: list[float | None] = []
+    runs = run_all(model, some, prompts, 3, (), stage, estimate, lambda: float(next(ticks)))
     assert "".join(told) == (
         "warm-up, 3 steps...code 1 of 1, 6 steps......prose 1 of 1, 6 steps......"
     )
+    # By that clock each text takes a second, also the short ones before.
+    assert expected == [approx(12.0), approx(6.0), 0.0]
     order = ["off", "mtp 3", "draft 1", "draft 1", "mtp 3", "off"]
     assert [(run.workload, run.way) for run in runs] == [
         (workload, way) for workload in ("code", "prose") for way in order
@@ -185,14 +265,22 @@ def dense(tmp_path: Path) -> str:
     return str(words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE))
 
 
-def test_all_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, dense: str) -> None:
+def test_all_of_it(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    dense: str,
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", math.inf)
     said = bench(capsys, tmp_path / "deep" / "out", "--model", dense, "--draft", dense)
     assert said.status == 0
-    assert re.sub(r"\d+\.\d s", "# s", said.err).splitlines() == [
+    assert re.sub(r"\d+(\.\d)? s", "# s", said.err).splitlines() == [
         "forwards: # s",
-        "warm-up: # s",
-        *(f"{kind} {index} of 2: # s" for kind in ("code", "prose") for index in (1, 2)),
+        "warm-up: # s, about # s left",
+        *(f"{kind} of 2: # s, about # s left" for kind in ("code 1", "code 2", "prose 1")),
+        "prose 2 of 2: # s",
     ]
+    assert not set("\r\x1b") & {*said.err}
     found: dict[str, Any] = json.loads((tmp_path / "deep" / "out" / "bench.json").read_text())
     assert (found["model"], found["draft_model"], found["tokens"]) == (dense, dense, 4)
     assert found["same_text"] is True

@@ -113,4 +113,4 @@ def test_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
     monkeypatch.setattr("speculate.cli.generate.load_named", interrupted)
     said = run(capsys, "generate")
-    assert (said.status, said.err) == (130, "")
+    assert (said.status, said.err) == (130, "speculate: interrupted\n")

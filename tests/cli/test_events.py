@@ -56,6 +56,7 @@ def test_a_line_is_a_round_and_all_up_to_it() -> None:
         "asked": "mtp",
         "ahead": 0.0,
         "totals": {
+            "seed": None,
             "rounds": 1,
             "tokens": 3,
             "seconds": 0.5,
@@ -63,6 +64,7 @@ def test_a_line_is_a_round_and_all_up_to_it() -> None:
             "draft_tokens": 3,
             "accepted_tokens": 2,
             "mean_acceptance_length": 3.0,
+            "acceptance_rate": 2 / 3,
             "predicted_speedup": 1.5,
             "actual_speedup": 3 * 0.25 / 0.5,
         },
@@ -75,7 +77,7 @@ def test_a_file_goes_on_where_it_ended(capsys: pytest.CaptureFixture[str], tmp_p
     path = tmp_path / "events.jsonl"
     for _ in range(2):
         said = run(capsys, *OPTIONS, "-m", "12", "--events", str(path))
-        assert (said.status, said.err) == (0, "")
+        assert (said.status, said.notes) == (0, "")
     lines = read(path.read_text())
     once = len(lines) // 2
     assert [line["index"] for line in lines] == [*range(once), *range(once)]
@@ -91,9 +93,12 @@ def test_a_file_goes_on_where_it_ended(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 def test_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    said = run(capsys, "generate", "-m", "6", "--events", "-")  # and not a word besides
+    options = ("generate", "-m", "6", "--temp", "0.8", "--seed", "5")
+    said = run(capsys, *options, "--events", "-")  # and not a word besides
     assert said.status == 0
     assert sum(line["emitted"] for line in read(said.err)) == 6
+    assert read(said.err)[-1]["totals"]["seed"] == 5
+    assert said.out == run(capsys, *options).out
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk to write to")

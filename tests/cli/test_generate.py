@@ -39,11 +39,11 @@ def test_the_bundled_model_by_default(capsys: pytest.CaptureFixture[str]) -> Non
     text = sp.generate(model, tokenizer, demo_prompt(), max_tokens=24)
     said = run(capsys, "generate", "--max-tokens", "24", "--proposer", "off")
     assert said.status == 0
-    assert said.err == (
+    assert said.notes == (
         "no --prompt, so this goes on from a bundled one: "
         "def formatyear(self, theyear, w=2, l=1, c=6, m=3): ...\n"
     )
-    assert said.text.rstrip("\n") == text.rstrip("\n")
+    assert said.out == text + "\n" * (not text.endswith("\n"))
     assert said.counters() == {"tokens": 24, "passes": 24}
     for options in (
         ("--depth", "1"),
@@ -52,11 +52,14 @@ def test_the_bundled_model_by_default(capsys: pytest.CaptureFixture[str]) -> Non
         ("--num-draft-tokens", "5"),
     ):
         again = run(capsys, "generate", "--max-tokens", "24", *options)
-        assert again.text == said.text
+        assert again.out == said.out
         counted = again.counters()
         assert counted["passes"] <= 24
         assert counted["accepted"] + counted["passes"] == 24
         assert counted["accepted"] <= counted["drafted"]
+        assert counted["rate"] == pytest.approx(
+            100 * counted["accepted"] / counted["drafted"], abs=0.5
+        )
 
 
 def test_a_folder_and_a_draft_model(
@@ -72,8 +75,8 @@ def test_a_folder_and_a_draft_model(
         (("--draft-model", drafter, "--depth", "0"), False),
     ):
         said = run(capsys, *base, *options)
-        assert (said.status, said.err) == (0, "")
-        assert said.text.rstrip("\n") == text.rstrip("\n")
+        assert (said.status, said.notes) == (0, "")
+        assert said.out.rstrip("\n") == text.rstrip("\n")
         assert ("drafted" in said.counters()) == drafts
 
 
@@ -94,8 +97,8 @@ def test_a_bundled_head_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--proposer", "mtp", "--depth", "3", "--max-tokens", "24")
     own = run(capsys, "generate", *options)
     named = run(capsys, "generate", *options, "--head", "hybrid")
-    assert (named.status, named.err) == (0, own.err)
-    assert (named.text, named.counters()) == (own.text, own.counters())
+    assert (named.status, named.notes) == (0, own.notes)
+    assert (named.out, named.counters()) == (own.out, own.counters())
 
 
 def test_a_folder_wins_over_a_bundled_model_of_its_name(
@@ -106,8 +109,8 @@ def test_a_folder_wins_over_a_bundled_model_of_its_name(
     elsewhere = run(capsys, *base)
     monkeypatch.chdir(Path(dense).parent)
     here = run(capsys, *base)
-    assert here.text.rstrip("\n") == wanted("hybrid", "abc", 6).rstrip("\n")
-    assert here.text != elsewhere.text
+    assert here.out.rstrip("\n") == wanted("hybrid", "abc", 6).rstrip("\n")
+    assert here.out != elsewhere.out
 
 
 def test_a_prompt_from_standard_input(
@@ -115,7 +118,7 @@ def test_a_prompt_from_standard_input(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("abc"))
     said = run(capsys, "generate", "--model", dense, "--prompt", "-", "-m", "6")
-    assert said.text.rstrip("\n") == wanted(dense, "abc", 6).rstrip("\n")
+    assert said.out.rstrip("\n") == wanted(dense, "abc", 6).rstrip("\n")
 
 
 def test_stop_strings(capsys: pytest.CaptureFixture[str], dense: str) -> None:
@@ -124,7 +127,7 @@ def test_stop_strings(capsys: pytest.CaptureFixture[str], dense: str) -> None:
         capsys, "generate", "--model", dense, "-p", "abc", "-m", "8",
         "--stop", "never", "--stop", text[3:5],
     )  # fmt: skip
-    assert said.text.rstrip("\n") == text[: text.index(text[3:5])]
+    assert said.out.rstrip("\n") == text[: text.index(text[3:5])]
     assert said.counters()["tokens"] < 8
 
 
@@ -139,14 +142,14 @@ def test_the_chat_template(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         (("--chat-template", "on"), on),
         (("--chat-template", "off"), off),
     ):
-        assert run(capsys, *base, *options).text.rstrip("\n") == text.rstrip("\n")
+        assert run(capsys, *base, *options).out.rstrip("\n") == text.rstrip("\n")
 
 
 def test_a_quantised_cache(capsys: pytest.CaptureFixture[str]) -> None:
     base = ("generate", "--max-tokens", "16", "--kv-bits", "8", "--quantized-kv-start", "0")
     plain = run(capsys, *base, "--proposer", "off")
     assert plain.status == 0
-    assert run(capsys, *base, "--depth", "4", "--prefill-step-size", "20").text == plain.text
+    assert run(capsys, *base, "--depth", "4", "--prefill-step-size", "20").out == plain.out
 
 
 def test_a_reader_that_leaves(dense: str) -> None:
@@ -173,9 +176,8 @@ def test_the_same_seed_gives_the_same_text_whoever_drafts(
     for proposers in (["off"], ["mtp"], ["draft"], ["lookup"], ["mtp", "draft", "lookup"]):
         options = ("--temp", "0.8", "--seed", "5", "--max-tokens", "30", "--proposer", *proposers)
         found = run(capsys, "generate", *options)
-        *text, line = found.out.rstrip("\n").split("\n")
-        texts.add("\n".join(text))
-        lines.append(line)
+        texts.add(found.out)
+        lines.append(found.err.rstrip("\n"))
     assert len(texts) == 1
     assert all(line.endswith("seed 5") for line in lines)
 
@@ -186,13 +188,13 @@ def test_lookup_drafts_for_a_model_without_a_head(
     text = wanted(dense, "abcabcabc", 24)
     base = ("generate", "--model", dense, "--prompt", "abcabcabc", "-m", "24")
     said = run(capsys, *base, "--proposer", "lookup", "--depth", "2")
-    assert (said.status, said.err) == (0, "")
-    assert said.text.rstrip("\n") == text.rstrip("\n")
+    assert (said.status, said.notes) == (0, "")
+    assert said.out.rstrip("\n") == text.rstrip("\n")
     assert said.counters()["drafted"] >= 2
 
 
 def test_the_draft_model_is_not_the_target(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--proposer", "draft", "--depth", "3", "--max-tokens", "60")
     found = run(capsys, "generate", *options)
-    accepted, drafted = re.findall(r"accepted (\d+) of (\d+)", found.out)[0]
+    accepted, drafted = re.findall(r"accepted (\d+) of (\d+)", found.err)[0]
     assert 0 < int(accepted) < int(drafted)

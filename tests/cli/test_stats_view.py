@@ -73,9 +73,9 @@ def test_the_last_picture_has_all_of_it() -> None:
         "some",
         "text",
         "",
-        "who drafts  rounds  time  drafted  accepted  accepted per position, %",
-        "mtp              2   50%        4         3  100 50",
-        "lookup           1   25%        4         0  0 0 0 0",
+        "who drafts  rounds  time  drafted  accepted  rate  accepted per position, %",
+        "mtp              2   50%        4         3   75%  100 50",
+        "lookup           1   25%        4         0    0%  0 0 0 0",
         "nobody           1   25%",
         "",
         "tokens   7, 3.5 a second, 1.75 a round",
@@ -122,18 +122,18 @@ def test_elsewhere_a_table_stands_below_the_text(capsys: pytest.CaptureFixture[s
     options = ("generate", *prompt, "--proposer", "mtp", "--depth", "2", "-m", "24")
     plain = run(capsys, *options)
     said = run(capsys, *options, "--stats")
-    assert (said.status, said.err) == (0, "")
-    assert "\x1b" not in said.out
-    assert said.out.startswith(plain.text.rstrip("\n"))
-    table = said.out.removeprefix(plain.text).splitlines()
+    assert (said.status, said.out) == (0, plain.out)
+    assert "\x1b" not in said.err
+    table = said.err.splitlines()
     assert table[1].startswith("who drafts")
-    name, drafts, _, drafted, accepted, *per_position = table[2].split()
+    name, drafts, _, drafted, accepted, rate, *per_position = table[2].split()
     counters = said.counters()
     assert (name, int(drafted), int(accepted)) == (
         "mtp",
         counters["drafted"],
         counters["accepted"],
     )
+    assert rate == f"{int(accepted) / int(drafted):.0%}"
     assert 1 + int(accepted) / int(drafts) == pytest.approx(counters["length"], abs=0.01)
     assert len(per_position) == 2
     assert any(line.startswith("tokens   24, ") for line in table)
@@ -142,7 +142,17 @@ def test_elsewhere_a_table_stands_below_the_text(capsys: pytest.CaptureFixture[s
 
 def test_adaptive_predicts(capsys: pytest.CaptureFixture[str]) -> None:
     said = run(capsys, "generate", "-m", "24", "--stats")
-    assert re.search(r"speedup +\d\.\d\d, \d\.\d\d predicted", said.out)
+    assert re.search(r"speedup +\d\.\d\d, \d\.\d\d predicted", said.err)
+
+
+def test_below_the_text_where_standard_error_is_for_events(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ("generate", "-m", "6", "--proposer", "off")
+    plain = run(capsys, *options)
+    said = run(capsys, *options, "--stats", "--events", "-")
+    assert said.out.startswith(f"{plain.out}\nwho drafts ")
+    assert all(line.startswith("{") for line in said.err.splitlines())
 
 
 def test_in_a_terminal() -> None:
@@ -150,7 +160,7 @@ def test_in_a_terminal() -> None:
     command += ["--proposer", "mtp", "--depth", "2"]
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "90", "LINES": "40"}
-    with subprocess.Popen(command, stdout=theirs, env=environment) as process:
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
         written = b""
         while True:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from speculate.cli import progress
 from speculate.cli.verify import command
 from speculate.protocols import SpeculativeModel
 from speculate.testing import verify
@@ -47,7 +49,10 @@ def outcomes(said: Said) -> dict[str, set[str]]:
     return found
 
 
-def test_a_bundled_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_bundled_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", math.inf)
     file = tmp_path / "report.json"
     said = run(capsys, "verify", "--model", "windowed", "--tokens", "4", "--json", str(file))
     assert (said.status, said.err) == (0, "")
@@ -76,6 +81,23 @@ def test_a_draft_model_drafts(
     said = run(capsys, "verify", "--model", "mine", "--draft", "draft", "--tokens", "3")
     assert said.status == 0
     assert "  drafts    draft (draft), lookup\n" in said.out
+
+
+def test_where_nobody_watches_a_line_says_now_and_then_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring(monkeypatch, get("shallow").model, get("small_dense").model)
+    monkeypatch.setattr(verify, "cases", few)
+    monkeypatch.setattr(progress, "EVERY", 0.0)  # at every chance
+    said = run(capsys, "verify", "--model", "mine", "--draft", "draft", "--tokens", "3")
+    assert said.out.startswith("speculate verify: OK\n")
+    assert said.err.splitlines() == [
+        "mine: text, draft: 0%",
+        "mine: text, draft: 50%",
+        "mine: text, lookup: 50%",
+        "mine: text, lookup: 100%",
+        "mine: OK: 100%",
+    ]
 
 
 def few(subject: verify.Subject) -> list[Case]:

@@ -30,6 +30,7 @@ def test_counters_of_a_written_out_example() -> None:
     assert stats.total.drafted_per_position == [4, 3, 3]
     assert stats.accepted_per_position == [3, 2, 1]
     assert stats.mean_acceptance_length == 1 + 6 / 4
+    assert stats.acceptance_rate == stats.by_proposer["one"].acceptance_rate == 6 / 10
     assert stats.by_proposer["one"].accepted_per_position == [3, 2, 1]
 
 
@@ -61,6 +62,7 @@ def test_rounds_without_drafts_count_no_draft(depth: int) -> None:
     # The budget leaves no room for drafts in the last round.
     assert stats.drafts == (5 if depth else 0)
     assert stats.mean_acceptance_length == 1.0
+    assert stats.acceptance_rate == 0.0
 
 
 def test_counters_are_of_the_newest_call() -> None:

@@ -50,7 +50,7 @@ ON_A_CPU: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: hybrid)")
+    add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: {DEMO_MODELS[0]})")
     parsing.add_head(parser)
     add("--draft-model", "--draft", metavar="MODEL", help="a model that drafts, named as --model")
     add(
@@ -59,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=128,
         metavar="N",
         help="tokens of each text (default: %(default)s). 64 texts are decoded with a head or a "
-        "draft model, 88 with both: that takes minutes with the bundled model, and half of one "
-        "with --tokens 16",
+        "draft model, 88 with both; how long that takes is said once a few tokens were decoded",
     )
     add(
         "--output",
@@ -99,18 +98,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(args: argparse.Namespace) -> Results:
     from speculate.cli.bench import results as numbers
+    from speculate.cli.bench.estimate import Estimate
     from speculate.cli.bench.forwards import REPEATS, time_forwards
     from speculate.cli.bench.runs import run_all, ways_of
 
     draft = None if args.draft_model is None else load_named(args.draft_model, head=False)[0]
     model, tokenizer = load_named(args.model, args.head)
     workloads, ways = _workloads(tokenizer), ways_of(model, draft)
-    with stages() as stage:
+    texts = 2 * sum(len(prompts) for prompts in workloads.values())
+    estimate = Estimate(ways, texts, args.tokens)
+    with stages(estimate.left) as stage:
         context = max(workloads["code"], key=len)
         with stage("forwards", 1 + REPEATS) as done:
             forwards = time_forwards(model, context, done)
         stops = cast("set[int]", tokenizer.eos_token_ids)
-        runs = run_all(model, ways, workloads, args.tokens, stops, stage)
+        runs = run_all(model, ways, workloads, args.tokens, stops, stage, estimate)
     return numbers.Results(
         model=args.model or DEMO_MODELS[0],
         draft_model=args.draft_model,

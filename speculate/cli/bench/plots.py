@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -93,10 +94,11 @@ def _speedup(panel: Axes, results: Results) -> None:
     width = 0.8 / len(results.workloads)
     for index, (workload, outcomes) in enumerate(results.workloads.items()):
         places = [place + (index + 0.5) * width - 0.4 for place in range(len(ways))]
-        heights = [outcomes[way].speedup for way in ways]
+        speedups = [outcomes[way].speedup for way in ways]
+        heights = [nan if speedup is None else speedup for speedup in speedups]
         panel.bar(places, heights, width, color=FILLS[index % len(FILLS)], label=workload)
     panel.axhline(1, color="black", linewidth=1, linestyle=":")
-    panel.set_title("Speedup over decoding without drafts")
+    panel.set_title("Speedup over decoding without drafts, where it is no chance")
     panel.set_xticks(range(len(ways)), ways, rotation=45, ha="right")
     panel.set_ylabel("speedup")
     panel.legend(frameon=False)

@@ -59,7 +59,11 @@ class Outcome:
         draft_tokens: That were drafted.
         accepted_tokens: Those of them that were emitted.
         seconds: Time of the passes and drafts.
-        speedup: Over decoding without drafts.
+        spread: By how much two runs of the same differ: see `disturbance` of `Results`. The
+            largest of this way's, plain decoding's and that of the whole benchmark.
+        speedup: Over decoding without drafts; `None` where that is no more than two runs of
+            the same differ by.
+        no_speedup: Why there is none.
     """
 
     tokens: int
@@ -67,7 +71,9 @@ class Outcome:
     draft_tokens: int
     accepted_tokens: int
     seconds: float
-    speedup: float
+    spread: float
+    speedup: float | None
+    no_speedup: str | None = None
 
 
 @final
@@ -87,7 +93,7 @@ class Results:
         workloads: How each way of decoding did, by workload.
         same_text: Whether all ways gave the same texts.
         disturbance: By how much the two runs of a text in one way differ: the slower one over
-            the faster one, less 1, in the median. What is no larger may be chance.
+            the faster one, less 1, in the median.
     """
 
     model: str
@@ -141,25 +147,37 @@ def choices(runs: Sequence[Run]) -> list[Choice]:
 
 def outcomes(runs: Sequence[Run]) -> dict[str, dict[str, Outcome]]:
     """How each way of decoding did, by workload."""
+    overall = disturbance(runs)
     found: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         found.setdefault(run.workload, {}).setdefault(run.way, []).append(run)
     return {
-        workload: {way: _outcome(own, ways[OFF]) for way, own in ways.items()}
+        workload: {way: _outcome(own, ways[OFF], overall) for way, own in ways.items()}
         for workload, ways in found.items()
     }
 
 
-def _outcome(runs: Sequence[Run], plain: Sequence[Run]) -> Outcome:
+def _outcome(runs: Sequence[Run], plain: Sequence[Run], overall: float) -> Outcome:
     rounds = [round for run in runs for round in run.rounds]
     drafts, seconds = drafts_of(rounds), sum(run.seconds for run in runs)
+    spread = max(overall, disturbance(runs), disturbance(plain))
+    speedup = sum(run.seconds for run in plain) / seconds
+    effect = max(speedup, 1 / speedup) - 1
+    reason = None
+    if runs is not plain and effect <= spread:
+        reason = (
+            f"two runs of the same differ by {spread:.0%}, and this way from decoding without "
+            f"drafts by {effect:.0%}"
+        )
     return Outcome(
         tokens=sum(len(run.ids) for run in runs),
         passes=len(rounds),
         draft_tokens=drafts.draft_tokens,
         accepted_tokens=drafts.accepted_tokens,
         seconds=seconds,
-        speedup=sum(run.seconds for run in plain) / seconds,
+        spread=spread,
+        speedup=None if reason else speedup,
+        no_speedup=reason,
     )
 
 
@@ -180,6 +198,9 @@ def disturbance(runs: Sequence[Run]) -> float:
 
 
 def best_fixed(outcomes: Mapping[str, Outcome]) -> str:
-    """The way that did best of those that do not adapt, plain decoding included."""
-    fixed = [way for way in outcomes if way != ADAPTIVE]
-    return max(fixed, key=lambda way: outcomes[way].speedup)
+    """The way that did best of those that do not adapt, plain decoding included.
+
+    Those whose speedup is not known are left out.
+    """
+    known = {way: own.speedup for way, own in outcomes.items() if own.speedup is not None}
+    return max((way for way in known if way != ADAPTIVE), key=lambda way: known[way])

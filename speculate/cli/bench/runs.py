@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, final
 
 import attrs
 
+from speculate.cli.bench.estimate import Estimate
 from speculate.cli.models import strategy_for
 from speculate.cli.progress import Stage
 from speculate.decoding.decoder import Decoder
@@ -18,6 +20,9 @@ DEPTHS: Final = (1, 3, 6)
 
 WARM_UP: Final = 8
 """Tokens that each way decodes beforehand, and that do not count."""
+
+PILOT: Final = 16
+"""Tokens that each way decodes after that, to see how long all will take."""
 
 OFF: Final = "off"
 ADAPTIVE: Final = "adaptive"
@@ -75,6 +80,8 @@ def run_all(
     tokens: int,
     stop_tokens: Collection[int],
     stage: Stage,
+    estimate: Estimate,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Run]:
     """Decode every text in every way, twice.
 
@@ -88,18 +95,25 @@ def run_all(
         tokens: Tokens to generate for each, at most.
         stop_tokens: Ids that end a text.
         stage: Told of the warm-up and of each prompt.
+        estimate: Told what short texts took, and then what each text did.
+        clock: Tells the time, in seconds.
     """
     runs = []
     first = next(iter(workloads.values()))[0]
     with stage("warm-up", len(ways)) as done:
-        for make in ways.values():
+        for way, make in ways.items():
             _run(model, make, first, min(WARM_UP, tokens), stop_tokens)
+            began = clock()
+            ids, rounds = _run(model, make, first, min(PILOT, tokens), stop_tokens)
+            estimate.pilot(way, len(ids), clock() - began, sum(each.seconds for each in rounds))
             done()
     for workload, prompts in workloads.items():
         for index, prompt in enumerate(prompts):
             with stage(f"{workload} {index + 1} of {len(prompts)}", 2 * len(ways)) as done:
                 for way in [*ways, *reversed([*ways])]:
+                    began = clock()
                     ids, rounds = _run(model, ways[way], prompt, tokens, stop_tokens)
+                    estimate.done(way, clock() - began)
                     runs.append(Run(workload, index, way, ids, rounds))
                     done()
     return runs

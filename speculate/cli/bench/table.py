@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
-from speculate.cli.bench.results import Results, best_fixed
+from speculate.cli.bench.results import Outcome, Results, best_fixed
 from speculate.cli.bench.runs import ADAPTIVE
+
+UNKNOWN: Final = "?"
+"""In place of a speedup that may be chance."""
 
 
 def show(results: Results) -> None:
@@ -40,13 +44,20 @@ def lines(results: Results) -> Iterator[str]:
     for workload, outcomes in results.workloads.items():
         best = best_fixed(outcomes)
         yield (
-            f"{workload}: best in hindsight {best}, {outcomes[best].speedup:.2f}; "
-            f"{ADAPTIVE} {outcomes[ADAPTIVE].speedup:.2f}"
+            f"{workload}: best in hindsight {best}, {shown(outcomes[best])}; "
+            f"{ADAPTIVE} {shown(outcomes[ADAPTIVE])}"
         )
+        unknown = [way for way, outcome in outcomes.items() if outcome.speedup is None]
+        if unknown:
+            spread = max(outcomes[way].spread for way in unknown)
+            yield (
+                f"{workload}: no speedup is given for {', '.join(unknown)}: two runs of the same "
+                f"differ by up to {spread:.0%}, and that is more than these ways gain or lose"
+            )
     for name, chances in results.survival.items():
         found = " ".join(f"{chance:.0%}" for chance in chances)
         yield f"{name}: drafts right up to each position {found or 'none, nothing was drafted'}"
-    yield f"two runs of the same differ by {results.disturbance:.0%}: less than that may be chance"
+    yield f"two runs of the same differ by {results.disturbance:.0%} in the median"
     if results.same_text:
         yield "All ways gave the same texts."
     else:
@@ -54,6 +65,11 @@ def lines(results: Results) -> Iterator[str]:
             "The texts DIFFER. On a GPU several rows may round differently from one, where two "
             "tokens are as good as equally likely; on a CPU this is a bug: please report it."
         )
+
+
+def shown(outcome: Outcome) -> str:
+    """The speedup, if it is known."""
+    return UNKNOWN if outcome.speedup is None else f"{outcome.speedup:.2f}"
 
 
 def _row(results: Results, way: str) -> list[str]:
@@ -64,7 +80,7 @@ def _row(results: Results, way: str) -> list[str]:
         sum(o.draft_tokens for o in found),
     )
     return [
-        *(f"{outcome.speedup:.2f}" for outcome in found),
+        *(shown(outcome) for outcome in found),
         f"{tokens / passes:.2f}",
         f"{accepted} of {drafted}" if drafted else "",
     ]

@@ -71,6 +71,7 @@ def event(round: Round, stats: Stats) -> dict[str, object]:
         stats: Counters, this round included.
     """
     totals = {
+        "seed": stats.seed,
         "rounds": stats.rounds,
         "tokens": stats.round_tokens,
         "seconds": stats.seconds,
@@ -78,6 +79,7 @@ def event(round: Round, stats: Stats) -> dict[str, object]:
         "draft_tokens": stats.draft_tokens,
         "accepted_tokens": stats.accepted_tokens,
         "mean_acceptance_length": stats.mean_acceptance_length,
+        "acceptance_rate": stats.acceptance_rate,
         "predicted_speedup": stats.predicted_speedup,
         "actual_speedup": stats.actual_speedup,
     }

@@ -38,13 +38,13 @@ class Screen(Protocol):
 
 
 @contextmanager
-def screen(*, stats: bool, live: bool) -> Iterator[Screen]:
-    """Standard output.
+def screen(*, stats: bool, quiet: bool) -> Iterator[Screen]:
+    """Standard output for the text.
 
     Args:
         stats: Show what the text took: a view that is kept current in a terminal, elsewhere
-            a table below the text.
-        live: Whether that view may be shown in a terminal.
+            a table after the text, on standard error.
+        quiet: Standard error is for something else: the table stands below the text instead.
     """
     if not stats:
         shown: Screen = Printed()
@@ -54,14 +54,14 @@ def screen(*, stats: bool, live: bool) -> Iterator[Screen]:
     from rich.console import Console
 
     console = Console(highlight=False)
-    if live and console.is_terminal and not console.is_dumb_terminal:
+    if not quiet and console.is_terminal and not console.is_dumb_terminal:
         shown = Live(console, REFRESH)
         try:
             yield shown
         finally:
             shown.end()
         return
-    shown = Printed(console)
+    shown = Printed(Console(stderr=not quiet, highlight=False))
     yield shown
     shown.end()
 
@@ -91,6 +91,7 @@ class Printed:
     def end(self) -> None:
         if self._last != "\n":
             print()
+        sys.stdout.flush()
         if self._console is not None:
             ascii_only = self._console.options.ascii_only
             self._console.print()

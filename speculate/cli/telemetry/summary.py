@@ -55,14 +55,15 @@ class Summary:
         from rich.table import Table
 
         table = Table("who drafts", box=None, pad_edge=False)
-        for title in ("rounds", "time", "drafted", "accepted"):
+        for title in ("rounds", "time", "drafted", "accepted", "rate"):
             table.add_column(title, justify="right", no_wrap=True)
         table.add_column("accepted per position, %")
         stats = self._stats
         for name, own in stats.by_proposer.items():
             drafted, accepted = str(own.draft_tokens), str(own.accepted_tokens)
             time = _share(own.seconds, stats.seconds)
-            table.add_row(name, str(own.drafts), time, drafted, accepted, _per_position(own))
+            rate = _share(own.accepted_tokens, own.draft_tokens)
+            table.add_row(name, str(own.drafts), time, drafted, accepted, rate, _per_position(own))
         plain, seconds = stats.rounds - stats.drafts, stats.seconds - stats.total.seconds
         if plain:
             table.add_row("nobody", str(plain), _share(seconds, stats.seconds))

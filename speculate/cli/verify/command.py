@@ -17,8 +17,7 @@ from speculate.errors import OptionError
 from speculate.loading import DEMO_MODELS, demo_prompt
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
+    from speculate.cli.progress import Bars
     from speculate.cli.verify.report import Report
     from speculate.testing.verify import Subject
 
@@ -65,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
     _check_writable(args.json)
     report = Report(tokens=args.tokens)
     try:
-        with bars() as progress:
+        with bars() as shown:
             # All at once: what cannot be loaded shows before anything was checked.
             loaded = [(*names, _subject(*names, args)) for names in _models(args)]
             for name, draft, subject in loaded:
-                _verify(report, name, draft, subject, progress)
+                _verify(report, name, draft, subject, shown)
     except KeyboardInterrupt:
         report.interrupted = True
     _write(report, args.json)
@@ -89,25 +88,22 @@ def _models(args: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
         yield name, args.draft or ("draft" if name != "draft" else None)
 
 
-def _verify(
-    report: Report, name: str, draft: str | None, subject: Subject, progress: Progress
-) -> None:
+def _verify(report: Report, name: str, draft: str | None, subject: Subject, shown: Bars) -> None:
     """Make all checks of one model, and note what they find."""
     from speculate.cli.verify.described import described
     from speculate.cli.verify.report import Checked
     from speculate.testing.verify import cases
 
-    task = progress.add_task(f"{name}: rounding", total=None)
+    bar = shown.begin(f"{name}: rounding")
     verified = described(name, draft, subject)
     report.models.append(verified)
     todo = cases(subject)
     verified.planned = len(todo)
-    progress.update(task, total=len(todo))
     for case in todo:
-        progress.update(task, description=f"{name}: {case.check}, {case.name}")
+        bar.name(f"{name}: {case.check}, {case.name}", len(todo))
         verified.checks.append(Checked.of(case, case.run()))
-        progress.advance(task)
-    progress.update(task, description=f"{name}: {verified.outcome}")
+        bar.advance()
+    bar.name(f"{name}: {verified.outcome}")
 
 
 def _subject(name: str, draft_name: str | None, args: argparse.Namespace) -> Subject:

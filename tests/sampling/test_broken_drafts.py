@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from typing import Final, cast, final
+from typing import Final, final
 
 import attrs
 import mlx.core as mx
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from speculate.decoding.decoder import Decoder
-from speculate.protocols import Choice, Choose, Commit, Draft, SpeculativeModel
+from speculate.protocols import Choice, Choose, Draft
 from speculate.sampling.options import MODES, Mode, Sampling
 from speculate.sampling.rules import Judgement, Rule
 from speculate.strategies.fixed import Fixed
@@ -23,7 +23,7 @@ from tests.sampling import controls
 from tests.sampling.batched import RuleMaker, Setting, decode, rule_of
 from tests.sampling.laws import CHANCE, Floats, joint, law, p_value
 from tests.sampling.test_callables import START, TARGET, VOCAB, p_of_steps
-from tests.sampling.toys import TableModel, table, to_mx
+from tests.sampling.toys import Drafting, TableModel, table, to_mx
 
 BY_LAW: Final[tuple[Mode, ...]] = ("rejection", "block")
 TEXTS: Final = 4000
@@ -134,35 +134,6 @@ def test_a_rule_that_accepts_what_its_law_rules_out_is_refused() -> None:
 
 
 # By a decoder: ids that the target does not have, and laws of other widths.
-
-
-@final
-class Drafting:
-    """Drafts by a function of the newest token and how much was asked for."""
-
-    name: Final = "drafting"
-
-    def __init__(self, draft: Callable[[int, int, Choose], Draft]) -> None:
-        self._draft = draft
-        self._position = 0
-
-    def attach(self, target: SpeculativeModel, /) -> None:
-        """Drafts for any model."""
-
-    def begin(self, position: int, /) -> None:
-        self._position = position
-
-    def position(self) -> int:
-        return self._position
-
-    def commit(self, commit: Commit, /) -> None:
-        self._position += commit.tokens.shape[0]
-
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        return self._draft(cast(int, newest.item()), limit, choose)
-
-    def settle(self) -> None:
-        """Has no cache."""
 
 
 def sampled(

@@ -138,9 +138,8 @@ class Told:
         """
         newest = mx.array([self._telling.text[self.position]], dtype=mx.uint32)
         with at(self.rounds, self.position):
-            return checked(
-                self.proposer.propose(newest, depth, choose), depth, self._telling.target
-            )
+            draft = self.proposer.propose(newest, depth, choose)
+            return checked(self.proposer, draft, depth, self._telling.target)
 
     def round(self, depth: int, right: int) -> None:
         """A round of its own, of which the text takes what is right.

@@ -139,7 +139,7 @@ def what_is_drawn_is_what_choose_gave(telling: Telling) -> None:
 
     newest = mx.array([telling.text[told.position]], dtype=mx.uint32)
     draft = told.proposer.propose(newest, DEPTH, choose)
-    ids = checked(draft, DEPTH, telling.target)
+    ids = checked(told.proposer, draft, DEPTH, telling.target)
     laws = draft.laws or [None] * len(ids)
     for index, (id_, one) in enumerate(zip(ids, laws, strict=True)):
         with at(index, told.position + 1 + index):

@@ -149,10 +149,9 @@ class Told:
             right: How many are right, where it lets `choose` decide.
         """
         text = [*self._telling.text[self.position + 1 :], *[0] * depth]
-        vocabulary = self._telling.target.vocab_size
 
         def guided(logits: mx.array, index: int) -> Choice:
-            return Choice(mx.array([(text[index] + (index >= right)) % vocabulary]))
+            return Choice(mx.array([(text[index] + (index >= right)) % logits.shape[1]]))
 
         drafted = self.draft(depth, guided)
         wrong = [a != b for a, b in zip(drafted, text, strict=False)]

@@ -133,7 +133,7 @@ def what_is_drawn_is_what_choose_gave(telling: Telling) -> None:
     given: list[Choice] = []
 
     def choose(logits: mx.array, index: int) -> Choice:
-        token = mx.array([(7 * index + 3) % telling.target.vocab_size], dtype=mx.uint32)
+        token = mx.array([(7 * index + 3) % logits.shape[1]], dtype=mx.uint32)
         given.append(Choice(token, mx.full(logits.shape, -float(index))))
         return given[-1]
 

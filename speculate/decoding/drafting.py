@@ -108,7 +108,7 @@ class Drafting:
             raise SpeculateError(f"the strategy planned {plan.depth} drafts by nobody")
         if self.takes_part(proposer):
             with self.tolerated(proposer):
-                return _checked(proposer, proposer.propose(newest, depth, choose), depth)
+                return checked_draft(proposer, proposer.propose(newest, depth, choose), depth)
         return Draft(mx.zeros((0,), dtype=mx.uint32))
 
     @contextmanager
@@ -136,19 +136,88 @@ def _begin(proposer: Proposer, position: int, history: Sequence[int]) -> None:
         proposer.look_back(history)
 
 
-def _checked(proposer: Proposer, draft: object, depth: int) -> Draft:
+def checked_draft(proposer: Proposer, draft: object, depth: int) -> Draft:
+    """What a proposer gave, if it is a draft, on its way to be computed.
+
+    Checks what the host can know. What the numbers are is looked at where they are used, on the
+    device: see `in_range`, and the rules that judge by a law.
+
+    Raises:
+        SpeculateError: It is none, or of more than `depth` tokens.
+    """
+    name = f"proposer '{proposer.name}'"
     if not isinstance(draft, Draft):
-        kind = type(draft).__name__
-        raise SpeculateError(f"proposer '{proposer.name}' gave no Draft but a {kind}")
-    tokens = draft.tokens
+        raise SpeculateError(f"{name} gave no Draft but a {type(draft).__name__}")
+    tokens: object = draft.tokens
+    if not isinstance(tokens, mx.array):
+        kind = type(tokens).__name__
+        raise SpeculateError(f"{name} drafted a {kind}: Draft.tokens is an mx.array")
     if tokens.ndim != 1 or not mx.issubdtype(tokens.dtype, mx.integer):
         raise SpeculateError(
-            f"proposer '{proposer.name}' drafted {tokens.shape} {tokens.dtype}: a draft is "
-            "one row of ids, (k,) integers"
+            f"{name} drafted {tokens.shape} {tokens.dtype}: a draft is one row of ids, (k,) "
+            "integers"
         )
     if tokens.shape[0] > depth:
         raise SpeculateError(
-            f"proposer '{proposer.name}' drafted {tokens.shape[0]} tokens, "
-            f"at most {depth} were asked for"
+            f"{name} drafted {tokens.shape[0]} tokens, at most {depth} were asked for"
         )
+    _check_laws(name, draft)
+    # Arrays that cannot be computed, of another thread for example, fail here and in its name.
+    mx.async_eval(tokens, *[law for law in draft.laws if law is not None])
     return draft
+
+
+def _check_laws(name: str, draft: Draft) -> None:
+    laws: object = draft.laws
+    if not isinstance(laws, Sequence):
+        kind = type(laws).__name__
+        raise SpeculateError(f"{name} gave its laws as a {kind}: Draft.laws is a list")
+    count = draft.tokens.shape[0]
+    if len(laws) not in (0, count):
+        raise SpeculateError(
+            f"{name} gave {len(laws)} laws for {count} tokens: Draft.laws is empty, or has the law "
+            "of each token, None for one that was certain"
+        )
+    for law in laws:
+        if law is None:
+            continue
+        if not isinstance(law, mx.array):
+            raise SpeculateError(f"{name} gave a {type(law).__name__} as the law of a token")
+        if law.ndim != 2 or law.shape[0] != 1 or not law.shape[1] or law.dtype != mx.float32:
+            raise SpeculateError(
+                f"{name} gave a law {law.shape} {law.dtype}: a law is (1, vocabulary) "
+                "log-probabilities in float32, as choose gives it"
+            )
+
+
+def in_range(draft: Draft, columns: int) -> Draft:
+    """A draft in a model's ids, each with the law of what it is now.
+
+    MLX does not check the ids that it looks up, and one out of range could crash the process: it
+    becomes the last id. What a law gives to ids from there on becomes the last one's, so that it
+    stays the law of the token. A token for which a law has no column was not drawn from it, and
+    the law becomes one that no sampler accepts.
+
+    Args:
+        draft: At least one token, of any integers.
+        columns: The model's ids.
+    """
+    tokens = draft.tokens
+    # As 64 bits without a sign, a negative id is a large one.
+    ids = tokens if tokens.dtype == mx.uint32 else tokens.astype(mx.uint64)
+    laws = [
+        law if law is None else _over(law, ids[index], columns)
+        for index, law in enumerate(draft.laws)
+    ]
+    return Draft(mx.minimum(ids, columns - 1).astype(mx.uint32), laws)
+
+
+def _over(law: mx.array, id_: mx.array, columns: int) -> mx.array:
+    """The law `(1, columns)` of a token, given one over more or fewer ids."""
+    width = law.shape[1]
+    if width > columns:
+        last = mx.logsumexp(law[:, columns - 1 :], axis=-1, keepdims=True)
+        law = mx.concatenate([law[:, : columns - 1], last], axis=-1)
+    elif width < columns:
+        law = mx.pad(law, [(0, 0), (0, columns - width)], constant_values=-mx.inf)
+    return mx.where(id_ < width, law, mx.nan)

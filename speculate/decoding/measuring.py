@@ -9,6 +9,7 @@ from typing import Final
 
 import mlx.core as mx
 
+from speculate.decoding.drafting import checked_draft
 from speculate.decoding.setup import Setup
 from speculate.decoding.target import Target
 from speculate.protocols import (
@@ -72,7 +73,7 @@ def _draft_seconds(proposer: Proposer, newest: mx.array) -> float | None:
     lengths: list[int] = []
 
     def draft(depth: int) -> None:
-        tokens = proposer.propose(newest, depth, _likeliest).tokens
+        tokens = checked_draft(proposer, proposer.propose(newest, depth, _likeliest), depth).tokens
         mx.eval(tokens)
         proposer.settle()
         lengths.append(tokens.shape[0])

@@ -16,7 +16,7 @@ from speculate.decoding.planner import Planner
 from speculate.decoding.setup import Setup
 from speculate.decoding.stats import Stats
 from speculate.decoding.target import Target
-from speculate.decoding.token import Token, tokens_of
+from speculate.decoding.token import Scores, Token, tokens_of
 from speculate.errors import SpeculateError
 from speculate.protocols import Plan
 
@@ -61,6 +61,9 @@ class Run:
         self._accepted = 0  # how many of its tokens are drafts
         self._ahead: Block | None = None  # launched before the block before it was read
         self._kept: Block | None = None  # the newest block that is text
+        # Of the block that is being given out and the one before. Whoever looks at each token for
+        # a moment has dropped all those of the latter.
+        self._scores: deque[Scores] = deque()
         self._newest = 0
         self._text: list[int] = []  # from where the target began to be fed
         self.unfed: int | None = None
@@ -167,10 +170,16 @@ class Run:
             self.committed = self._base + self._target.fed()
             self._stop()
 
+    def _release_scores(self, newest: int) -> None:
+        """Let go of the logits of all blocks but so many."""
+        while len(self._scores) > newest:
+            self._scores.popleft().release()
+
     def _stop(self) -> None:
         self._active = False
         self._target.stop()
         self._setup.drafting.settle()
+        self._release_scores(0)
 
     def _round(self) -> None:
         """Make the next block ready to be given out."""
@@ -190,7 +199,11 @@ class Run:
             self._target.evaluate(block)
         ids = block.read()
         self._accepted = len(ids) - 1
-        self._ready.extend(tokens_of(block, ids, self._planner.remaining(), self._stop_tokens))
+        self._release_scores(1)
+        scores = Scores(block.decision.logits, shared=block.drafted > 0)
+        self._scores.append(scores)
+        remaining = self._planner.remaining()
+        self._ready.extend(tokens_of(block, scores, ids, remaining, self._stop_tokens))
         self._block = block
         self._account.open(block, self._position + self._base + len(self._text))
 

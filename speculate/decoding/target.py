@@ -12,6 +12,7 @@ from speculate.backends.group import CacheGroup
 from speculate.backends.joining import group_of
 from speculate.decoding.block import Block
 from speculate.decoding.confidence import Confidence
+from speculate.decoding.drafting import in_range
 from speculate.decoding.loan import Loan
 from speculate.decoding.prefill import prefill
 from speculate.decoding.quantizing import Quantizer
@@ -60,10 +61,7 @@ class Target:
         newest = newest.astype(mx.uint32)
         fed = newest[None]
         if draft.tokens.shape[0]:
-            # MLX does not check the ids that it looks up: one out of range must not crash the
-            # process. Clamped it is as wrong as before, and falls.
-            most = self._setup.model.vocab_size - 1
-            draft = Draft(mx.minimum(draft.tokens.astype(mx.uint32), most), draft.laws)
+            draft = in_range(draft, self._setup.model.vocab_size)
             fed = mx.concatenate([newest, draft.tokens])[None]
         out = self._setup.model.forward(fed, self._caches)
         decision = self._setup.sampler.verify(newest, draft, out.logits[0])

@@ -145,9 +145,7 @@ def _steps(
     with closing(decoder.generate(prompt, max_tokens, caches)) as tokens:
         for token in tokens:
             with mx.stream(stream):
-                # As in mlx-lm they can be read in any thread.
                 logprobs = token.logprobs
-                mx.async_eval(logprobs)
             yield token.id, logprobs, token.from_draft
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import cast, final
 
 import mlx.core as mx
 
 from speculate.backends.group import CacheGroup
 from speculate.backends.joining import group_of
 from speculate.errors import CannotRewindError, OptionError, SpeculateError
-from speculate.proposers.vocabulary import check_vocabularies
+from speculate.proposers.vocabulary import check_vocabularies, known_to
 from speculate.proposers.waiting import Waiting
 from speculate.protocols import (
     Choice,
@@ -27,11 +27,15 @@ from speculate.protocols import (
 class DraftModel:
     """Drafts with another model: any that has an adapter, recurrent or windowed ones too.
 
+    Where the draft model has fewer ids than the target, it drafts nothing behind a token that it
+    lacks. Once the text goes on it drafts again, and reads its own last id in that token's place.
+    Ids that only the draft model has are never drafted.
+
     Args:
         draft: The model. It must have the target's tokenizer.
         cache: Caches of `draft` to work on, from `draft.make_cache()` or adopted. The
             caller keeps them, and finds in them exactly the committed text after
-            `settle()`. By default the proposer makes its own.
+            `settle()`, as the draft model reads it. By default the proposer makes its own.
         name: Tells it apart from other draft models of the same strategy.
     """
 
@@ -104,19 +108,22 @@ class DraftModel:
             self._group.apply_keep(keep, self._group.plan_keep(keep))
             self._waiting, self._in_flight = Waiting(), 0
         if known < commit.tokens.shape[0]:
-            self._waiting.add(commit.ids[known:])
+            self._waiting.add(known_to(self._draft, commit.ids[known:]))
         self._position += commit.tokens.shape[0]
         if self._waiting.is_due(commit.tokens.shape[0]):
             self._flush()
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
         self._undo = []
-        if self.behind():
-            self._flush()
-        block = self._waiting.in_front_of(newest)
-        drafts: list[Choice] = []
         # The target has no meaning for padding ids beyond its own.
         columns = self._shared_vocabulary()
+        if self.behind():
+            self._flush()
+        # It was made from a number, so that reading it waits for nothing.
+        if columns == self._draft.vocab_size and cast(int, newest.item()) >= columns:
+            return Draft(mx.zeros((0,), dtype=mx.uint32))
+        block = self._waiting.in_front_of(newest)
+        drafts: list[Choice] = []
         while len(drafts) < limit:
             out = self._draft.forward(block[None], self._cache)
             self._in_flight = len(drafts) + 1

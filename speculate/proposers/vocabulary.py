@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from speculate.errors import VocabularyMismatchError
@@ -38,3 +39,13 @@ def check_vocabularies(target: SpeculativeModel, draft: SpeculativeModel) -> Non
             f"the draft model has {draft.vocab_size} tokens and the target {target.vocab_size}: "
             "more than padding explains. Use a draft with the target's tokenizer."
         )
+
+
+def known_to(model: SpeculativeModel, ids: Iterable[int]) -> list[int]:
+    """A text as a model can read it: its last id stands in for those that it does not have.
+
+    So every token keeps its position, and one that is missing costs no more than itself. MLX does
+    not check the ids that it looks up: one out of range reads foreign memory, or crashes.
+    """
+    last = model.vocab_size - 1
+    return [min(id_, last) for id_ in ids]

@@ -32,10 +32,18 @@ Choose = Callable[[mx.array, int], Choice]
 class Draft:
     """Guesses for the tokens after the newest one.
 
+    Nothing in it changes the text, with one exception. Ids that the target does not have, and
+    laws that are none, are rejected: a law that is not finite, does not add up to 1, or gives
+    its own token no probability. But where drafts are judged by their laws (modes "rejection"
+    and "block"), a law that is a law and not the one that the token was drawn from shifts the
+    text's distribution, and nobody can tell. Call `choose` once for each place of a draft, in
+    order, and pass on what it gives.
+
     Attributes:
         tokens: `(k,)` ids, on the device; `k` may be less than was asked for, even 0.
-        laws: The law that each token was really drawn from, as `Choose` gave it; `None`
-            for a token that was not drawn but certain. Empty means that all were certain.
+        laws: The law that each token was really drawn from, as `Choose` gave it: `(1, n)`
+            float32 log-probabilities; `None` for a token that was not drawn but certain.
+            Empty means that all were certain.
     """
 
     tokens: mx.array

@@ -31,7 +31,9 @@ class Decision:
 class Sampler(Protocol):
     """Chooses the tokens of one text.
 
-    Law: what it emits has the law of plain decoding, whatever was drafted.
+    Law: what it emits has the law of plain decoding, whatever was drafted. A draft whose law
+    is none, as `Draft` says, falls with all behind it, and a token of the target's own law
+    takes its place.
     """
 
     @property
@@ -60,7 +62,7 @@ class Sampler(Protocol):
 
         Args:
             newest: `(1,)`, the token in front of the draft, not kept yet.
-            draft: `k` tokens, `k >= 0`.
+            draft: `k` of the target's ids, `k >= 0`, with laws over all of them.
             logits: `(k + 1, vocabulary)`, the target's; row `i` scores what comes after
                 the first `i` drafts.
         """

@@ -26,6 +26,9 @@ RESIDUAL: Final = 4
 STREAMS: Final = 8
 """Streams of one round; the next round's come behind them."""
 
+ROUNDING: Final = 1e-3
+"""How far from 1 the probabilities of a law may add up, in float32 over a large vocabulary."""
+
 
 class _Drawing(ABC):
     """What both rules share: drafts with their laws, and noise that is fresh each round."""
@@ -67,7 +70,9 @@ class _Drawing(ABC):
 
         Args:
             p: `(rows, vocabulary)`, the target's law in each row.
-            q: `(k, vocabulary)`, the law that each draft was drawn from.
+            q: `(k, vocabulary)`, the law that each draft was drawn from. Where a draft has no
+                probability in it, its whole row is 0: then neither it nor what is behind it may
+                stand, and the token in its place has the law p.
             tokens: `(k,)` drafts.
             coins: `(k,)`, uniform.
 
@@ -78,8 +83,8 @@ class _Drawing(ABC):
 
     def _draw(self, weights: mx.array, otherwise: mx.array, positions: Sequence[int]) -> mx.array:
         """Draw from each row of `weights`, or of `otherwise` where a row is all zero."""
-        empty = weights.sum(axis=-1, keepdims=True) <= 0
-        weights = mx.where(empty, otherwise, weights)
+        some = weights.sum(axis=-1, keepdims=True) > 0
+        weights = mx.where(some, weights, otherwise)
         keys = [self._key(RESIDUAL, position) for position in positions]
         return mx.argmax(mx.log(weights) + gumbel(keys, weights.shape[-1]), axis=-1)
 
@@ -95,7 +100,8 @@ class Rejection(_Drawing):
     def _judge(
         self, p: mx.array, q: mx.array, tokens: mx.array, coins: mx.array
     ) -> tuple[mx.array, mx.array]:
-        stands = coins * at(q, tokens) < at(p[: q.shape[0]], tokens)
+        drawn = at(q, tokens)
+        stands = (drawn > 0) & (coins * drawn < at(p[: q.shape[0]], tokens))
         return leading(stands), mx.maximum(p[: q.shape[0]] - q, 0)
 
 
@@ -111,7 +117,9 @@ class BlockVerification(_Drawing):
         self, p: mx.array, q: mx.array, tokens: mx.array, coins: mx.array
     ) -> tuple[mx.array, mx.array]:
         k = q.shape[0]
-        ratios = at(p[:k], tokens) / at(q, tokens)
+        drawn = at(q, tokens)
+        # More than 1 counts as 1, but infinity times a prefix of weight 0 would be no number.
+        ratios = mx.where(drawn > 0, mx.minimum(at(p[:k], tokens) / drawn, 1e30), 0)
         prefix = [mx.ones(())]
         for index in range(k):
             prefix.append(mx.minimum(prefix[-1] * ratios[index], 1))
@@ -138,19 +146,18 @@ def at(rows: mx.array, ids: mx.array) -> mx.array:
 def draft_laws(draft: Draft, width: int) -> mx.array:
     """Probabilities `(k, width)` float32 that the drafts were really drawn with.
 
-    A draft that was certain has all its probability on itself.
+    A draft that was certain has all its probability on itself. Where a law is none, because it
+    is not finite, does not add up to 1 or rules out the token that came with it, nobody knows
+    what the draft was drawn from: the row is 0. Such a draft is rejected whatever it is, and so
+    the target's own law behind it is the exact one.
     """
-    laws = draft.laws or [None] * draft.tokens.shape[0]
+    tokens = draft.tokens
+    laws = draft.laws or [None] * tokens.shape[0]
     rows = [
-        (mx.arange(width) == draft.tokens[index]).astype(mx.float32)[None]
-        if law is None
-        else _fitted(mx.exp(law), width)
+        (mx.arange(width) == tokens[index]).astype(mx.float32)[None] if law is None else mx.exp(law)
         for index, law in enumerate(laws)
     ]
-    return mx.concatenate(rows)
-
-
-def _fitted(law: mx.array, width: int) -> mx.array:
-    """A draft model's vocabulary may be padded differently."""
-    missing = width - law.shape[-1]
-    return law[:, :width] if missing <= 0 else mx.pad(law, [(0, 0), (0, missing)])
+    q = mx.concatenate(rows)
+    # Infinite or not a number, a sum is not near 1 either.
+    usable = (mx.abs(q.sum(axis=-1) - 1) < ROUNDING) & (at(q, tokens) > 0)
+    return mx.where(usable[:, None], q, 0)

@@ -7,8 +7,9 @@ from typing import cast, final
 
 import mlx.core as mx
 
-from speculate.protocols import Choice, Draft, SpeculativeModel
-from speculate.testing.broken import BrokenLawError, require
+from speculate.decoding.drafting import checked_draft
+from speculate.protocols import Choice, Draft, Proposer, SpeculativeModel
+from speculate.testing.broken import require
 from speculate.testing.driving import distances
 
 
@@ -36,20 +37,15 @@ class Watching:
         return greedy(logits, index)
 
 
-def checked(draft: Draft, depth: int, target: SpeculativeModel) -> list[int]:
-    """The ids of a draft, if it is one.
+def checked(proposer: Proposer, draft: Draft, depth: int, target: SpeculativeModel) -> list[int]:
+    """The ids of a draft, if a decoder would take it and the target has all of them.
 
     Raises:
-        BrokenLawError: It is too long, not of ids, or its laws are not one for each token.
+        SpeculateError: It is too long, not of ids, or its laws are not one for each token.
+        BrokenLawError: An id is none of the target's.
     """
-    tokens = draft.tokens
-    if tokens.ndim != 1 or not mx.issubdtype(tokens.dtype, mx.integer):
-        raise BrokenLawError(f"drafts {tokens.shape} {tokens.dtype}, and no row of ids")
-    ids = cast("list[int]", tokens.tolist())
-    require(len(ids) <= depth, f"drafts {len(ids)} tokens when at most {depth} were asked for")
+    ids = cast("list[int]", checked_draft(proposer, draft, depth).tokens.tolist())
     require(all(0 <= id_ < target.vocab_size for id_ in ids), f"drafts {ids}, which are no ids")
-    laws = len(draft.laws)
-    require(laws in (0, len(ids)), f"gives {laws} laws for {len(ids)} tokens")
     return ids
 
 

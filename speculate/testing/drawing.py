@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast, final
 
 import attrs
@@ -144,3 +144,46 @@ def drawn_from(drafts: Table) -> Drafter:
         return Draft(mx.concatenate(tokens), [choice.law for choice in choices])
 
     return drafter
+
+
+Mislabel = Callable[[mx.array, mx.array], mx.array]
+"""What is said of a drafted token `(1,)` instead of its law `(1, vocabulary)`."""
+
+
+def _normalised(law: mx.array) -> mx.array:
+    return law - mx.logsumexp(law, axis=-1, keepdims=True)
+
+
+def _with_first(value: float) -> Mislabel:
+    return lambda law, _: mx.where(mx.arange(law.shape[1]) == 0, value, law)
+
+
+def _without_token(law: mx.array, token: mx.array) -> mx.array:
+    return _normalised(mx.where(mx.arange(law.shape[1]) == token, -mx.inf, law))
+
+
+NO_LAWS: Final[Mapping[str, Sequence[Mislabel]]] = {
+    "is not finite": (
+        lambda law, _: mx.full(law.shape, mx.nan),
+        _with_first(mx.nan),
+        _with_first(mx.inf),
+        lambda law, _: mx.full(law.shape, -mx.inf),
+    ),
+    "does not add up to 1": (lambda law, _: law - 3.0,),
+    "rules the draft out": (_without_token,),
+}
+"""Laws that are none, by what is wrong with them; where there are several, they take turns."""
+
+
+def mislabelled(drafter: Drafter, name: str) -> Drafter:
+    """The same drafts, with laws of `NO_LAWS`."""
+    kinds = itertools.cycle(NO_LAWS[name])
+
+    def drafting(drawn: Drawn, depth: int) -> Draft:
+        draft, broken = drafter(drawn, depth), next(kinds)
+        flat = _normalised(mx.zeros((1, drawn.table.vocab_size)))
+        laws = [flat if law is None else law for law in draft.laws or [None] * depth]
+        tokens = [draft.tokens[index : index + 1] for index in range(depth)]
+        return Draft(draft.tokens, list(map(broken, laws, tokens)))
+
+    return drafting

@@ -138,9 +138,8 @@ class Told:
         """
         newest = mx.array([self._telling.text[self.position]], dtype=mx.uint32)
         with at(self.rounds, self.position):
-            return checked(
-                self.proposer.propose(newest, depth, choose), depth, self._telling.target
-            )
+            draft = self.proposer.propose(newest, depth, choose)
+            return checked(self.proposer, draft, depth, self._telling.target)
 
     def round(self, depth: int, right: int) -> None:
         """A round of its own, of which the text takes what is right.
@@ -150,10 +149,9 @@ class Told:
             right: How many are right, where it lets `choose` decide.
         """
         text = [*self._telling.text[self.position + 1 :], *[0] * depth]
-        vocabulary = self._telling.target.vocab_size
 
         def guided(logits: mx.array, index: int) -> Choice:
-            return Choice(mx.array([(text[index] + (index >= right)) % vocabulary]))
+            return Choice(mx.array([(text[index] + (index >= right)) % logits.shape[1]]))
 
         drafted = self.draft(depth, guided)
         wrong = [a != b for a, b in zip(drafted, text, strict=False)]

@@ -157,9 +157,7 @@ def _responses(
         meter = Meter(prompt_tokens)
         for token in tokens:
             with mx.stream(stream):
-                # As in mlx-lm they can be read in any thread.
                 logprobs = token.logprobs
-                mx.async_eval(logprobs)
             text, reason = writer.write(token)
             response = meter.response(token, logprobs, text, reason)
             if reason is not None:

@@ -31,6 +31,16 @@ class TestToyDraft(ProposerTests):
         return DraftModel(ToyModel(1))
 
 
+class TestNarrowDraft(ProposerTests):
+    def make_proposer(self) -> Proposer:
+        return DraftModel(ToyModel(1, vocab_size=52))
+
+
+class TestWideDraft(ProposerTests):
+    def make_proposer(self) -> Proposer:
+        return DraftModel(ToyModel(1, vocab_size=80))
+
+
 class Draft(ProposerTests):
     name: ClassVar[str]
 

@@ -104,6 +104,20 @@ class SoftLawOfGreedyDrafts(PlainRejection):
 
 
 @final
+class AnyLawIsALaw(PlainRejection):
+    """Judges by whatever a draft says that it was drawn from."""
+
+    @override
+    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+        p = mx.softmax(self._law.scores(logits, positions), axis=-1)
+        k = draft.tokens.shape[0]
+        q = mx.exp(mx.concatenate([law for law in draft.laws if law is not None]))
+        coins = self.coins(positions[:k], draft.tokens, p.shape[-1])
+        accepted = leading(coins * at(q, draft.tokens) < at(p[:k], draft.tokens))
+        return Judgement(accepted, self.behind(mx.maximum(p[:k] - q, 0), p[k:], positions))
+
+
+@final
 class RestNotRenormalised(PlainRejection):
     """Draws from what is left of the target's law as if it summed to one."""
 

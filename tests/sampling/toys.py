@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast, final
 
 import mlx.core as mx
@@ -160,6 +160,35 @@ class LookupProposer:
         for _ in range(limit):
             tokens.append(self._after[tokens[-1]])
         return Draft(mx.concatenate(tokens[1:]))
+
+    def settle(self) -> None:
+        """Has no cache."""
+
+
+@final
+class Drafting:
+    """Drafts by a function of the newest token and how much was asked for."""
+
+    name: Final = "drafting"
+
+    def __init__(self, draft: Callable[[int, int, Choose], Draft]) -> None:
+        self._draft = draft
+        self._position = 0
+
+    def attach(self, target: SpeculativeModel, /) -> None:
+        """Drafts for any model."""
+
+    def begin(self, position: int, /) -> None:
+        self._position = position
+
+    def position(self) -> int:
+        return self._position
+
+    def commit(self, commit: Commit, /) -> None:
+        self._position += commit.tokens.shape[0]
+
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        return self._draft(cast(int, newest.item()), limit, choose)
 
     def settle(self) -> None:
         """Has no cache."""

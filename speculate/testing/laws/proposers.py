@@ -133,13 +133,13 @@ def what_is_drawn_is_what_choose_gave(telling: Telling) -> None:
     given: list[Choice] = []
 
     def choose(logits: mx.array, index: int) -> Choice:
-        token = mx.array([(7 * index + 3) % telling.target.vocab_size], dtype=mx.uint32)
+        token = mx.array([(7 * index + 3) % logits.shape[1]], dtype=mx.uint32)
         given.append(Choice(token, mx.full(logits.shape, -float(index))))
         return given[-1]
 
     newest = mx.array([telling.text[told.position]], dtype=mx.uint32)
     draft = told.proposer.propose(newest, DEPTH, choose)
-    ids = checked(draft, DEPTH, telling.target)
+    ids = checked(told.proposer, draft, DEPTH, telling.target)
     laws = draft.laws or [None] * len(ids)
     for index, (id_, one) in enumerate(zip(ids, laws, strict=True)):
         with at(index, told.position + 1 + index):

@@ -13,6 +13,7 @@ from speculate.protocols import Choice, Sampler
 from speculate.testing.broken import BrokenLawError, at, law, require
 from speculate.testing.chance import chi_square
 from speculate.testing.drawing import (
+    NO_LAWS,
     PROMPT,
     Drafter,
     Drawn,
@@ -20,6 +21,7 @@ from speculate.testing.drawing import (
     certain,
     draw,
     drawn_from,
+    mislabelled,
     nobody,
     wrong,
 )
@@ -80,6 +82,36 @@ def the_text_does_not_depend_on_the_drafts(make: MakeSampler) -> None:
                     f"{text[place]} instead of {plain[place]} with {name}",
                     position=len(PROMPT) + place,
                 )
+
+
+@law
+def laws_that_are_none_do_not_change_the_text(make: MakeSampler) -> None:
+    """For samplers that promise the same text: whatever a draft says that it was drawn from."""
+    table, count = Table(), 30
+    plain = draw(make(), table, count, nobody, (0,))
+    for name in NO_LAWS:
+        text = draw(make(), table, count, mislabelled(DRAFTERS["a draft model"], name), DEPTHS)
+        require(text == plain, f"{text} instead of {plain} where a law {name}")
+
+
+@law
+def laws_that_are_none_do_not_change_the_law(make: MakeSampler, count: int = 400) -> None:
+    """For samplers that promise the same law.
+
+    A draft whose law is not finite, does not add up to 1 or rules the draft out falls, and the
+    token in its place has the target's own law.
+
+    Args:
+        make: Makes the sampler. Its law must depend on the newest token alone.
+        count: Tokens of each text.
+    """
+    table = Table(1, vocab_size=4)
+    expected = [_law(make(), table, token) for token in range(4)]
+    for name in NO_LAWS:
+        drafter = mislabelled(drawn_from(Table(2, vocab_size=4)), name)
+        found = _chance(draw(make(), table, count, drafter, (1, 2)), expected)
+        told = f"tokens come as often by a chance of {found:.1e} where a law {name}"
+        require(found > UNLIKELY, told)
 
 
 @law

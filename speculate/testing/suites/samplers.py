@@ -38,6 +38,12 @@ class SamplerTests(ABC):
         else:
             laws.the_text_has_the_law_of_plain_decoding(self.make_sampler)
 
+    def test_laws_that_are_none_change_nothing(self) -> None:
+        if self.same_text:
+            laws.laws_that_are_none_do_not_change_the_text(self.make_sampler)
+        else:
+            laws.laws_that_are_none_do_not_change_the_law(self.make_sampler)
+
     def test_the_same_seed_gives_the_same_text(self) -> None:
         laws.the_same_seed_gives_the_same_text(self.make_sampler)
 

@@ -11,6 +11,7 @@ import mlx.core as mx
 from speculate.errors import HeadNotFoundError
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
+from speculate.proposers.vocabulary import known_to
 from speculate.protocols import Choose, Commit, Proposer, SpeculativeModel
 from speculate.testing.verify.oracle import row
 
@@ -49,8 +50,10 @@ def by_model(draft: SpeculativeModel) -> Drafter:
         shared = min(draft.vocab_size, target.vocab_size)
 
         def redraft(position: int, depth: int, choose: Choose) -> list[int]:
+            if text[position - 1] >= draft.vocab_size:
+                return []
             caches = draft.make_cache()
-            block, drafts = row(text[:position]), list[int]()
+            block, drafts = row(known_to(draft, text[:position])), list[int]()
             while len(drafts) < depth:
                 logits = draft.forward(block, caches).logits[:, -1, :shared]
                 drafts.append(_picked(choose, logits, len(drafts)))

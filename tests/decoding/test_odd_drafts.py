@@ -1,0 +1,84 @@
+"""Drafts that are none: named by who gave them and what is wrong, and no token is lost."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculate.decoding.decoder import Decoder
+from speculate.errors import SpeculateError
+from speculate.protocols import Costs, Draft
+from speculate.strategies.adaptive import Adaptive
+from speculate.strategies.fixed import Fixed
+from tests import tiny
+from tests.decoding import kit
+from tests.sampling.toys import Drafting
+
+LAW = mx.full((1, tiny.VOCAB), -1.0)
+TWO = mx.array([1, 2])
+
+
+def odd(tokens: object, laws: object = ()) -> Draft:
+    return Draft(cast(Any, tokens), cast(Any, laws))
+
+
+ODD: dict[str, tuple[Draft, str]] = {
+    "a list": (odd([1, 2]), "drafted a list"),
+    "of another library": (odd(np.array([1, 2])), "drafted a ndarray"),
+    "two rows": (odd(TWO[None]), r"drafted \(1, 2\) mlx.core.int32: .*one row of ids"),
+    "no integers": (odd(mx.array([1.0])), r"drafted \(1,\) mlx.core.float32"),
+    "truth values": (odd(mx.array([True])), "mlx.core.bool: .*integers"),
+    "fewer laws": (odd(TWO, [LAW]), "1 laws for 2 tokens"),
+    "more laws": (odd(TWO, [LAW] * 3), "3 laws for 2 tokens"),
+    "laws in one array": (odd(TWO, mx.concatenate([LAW, LAW])), "laws as a array"),
+    "numbers for laws": (odd(TWO, [None, 0.5]), "gave a float as the law"),
+    "a law without its axis": (odd(TWO, [LAW[0], None]), r"law \(64,\)"),
+    "a law of nothing": (odd(TWO, [LAW[:, :0], None]), r"law \(1, 0\)"),
+    "a law of two rows": (odd(TWO, [None, mx.concatenate([LAW, LAW])]), r"law \(2, 64\)"),
+    "a law in half precision": (
+        odd(TWO, [LAW.astype(mx.float16), None]),
+        r"law \(1, 64\) mlx.core.float16: .*in float32",
+    ),
+    "a law of integers": (odd(TWO, [LAW.astype(mx.int32), None]), "mlx.core.int32"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_no_draft_is_named_and_loses_nothing(name: str) -> None:
+    draft, message = ODD[name]
+    caches = kit.stock_caches("dense")
+    decoder = Decoder(kit.get("dense").model, Fixed(Drafting(lambda *_: draft), 3))
+    with pytest.raises(SpeculateError, match=f"'drafting' .*{message}"):
+        list(decoder.generate(kit.PROMPT, 5, caches))
+    kit.check_holds("dense", caches, kit.PROMPT)
+
+
+def elsewhere(*_: object) -> Draft:
+    """A draft that only a thread which is gone could compute."""
+    with ThreadPoolExecutor(1) as pool:
+        return Draft(pool.submit(lambda: mx.array([1, 2]) + 1).result())
+
+
+def test_a_draft_that_cannot_be_computed_is_its_proposer_s_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    costs = Costs(0, {1: 0.01, 9: 0.0101}, {"drafting": 0.0})
+    strategy = Adaptive(Drafting(elsewhere), costs=costs, clock="fixed")
+    decoder = Decoder(kit.get("dense").model, strategy)
+    with caplog.at_level(logging.WARNING, logger="speculate"):
+        tokens = list(decoder.generate(kit.PROMPT, 12))
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+    assert "'drafting'" in caplog.records[0].getMessage()
+    caches = kit.stock_caches("dense")
+    with pytest.raises(RuntimeError, match="Stream"):
+        list(
+            Decoder(kit.get("dense").model, Fixed(Drafting(elsewhere), 2)).generate(
+                kit.PROMPT, 5, caches
+            )
+        )
+    kit.check_holds("dense", caches, kit.PROMPT)

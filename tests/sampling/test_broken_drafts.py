@@ -1,0 +1,220 @@
+"""Whatever a draft says of itself: the text has the target's law, and no token that is filtered."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Final, final
+
+import attrs
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculate.decoding.decoder import Decoder
+from speculate.protocols import Choice, Choose, Draft
+from speculate.sampling.options import MODES, Mode, Sampling
+from speculate.sampling.rules import Judgement, Rule
+from speculate.strategies.fixed import Fixed
+from speculate.strategies.off import Off
+from tests.decoding import kit
+from tests.sampling import controls
+from tests.sampling.batched import RuleMaker, Setting, decode, rule_of
+from tests.sampling.laws import CHANCE, Floats, joint, law, p_value
+from tests.sampling.test_callables import START, TARGET, VOCAB, p_of_steps
+from tests.sampling.toys import Drafting, TableModel, table, to_mx
+
+BY_LAW: Final[tuple[Mode, ...]] = ("rejection", "block")
+TEXTS: Final = 4000
+NAN: Final = float("nan")
+
+Break = Callable[[mx.array, mx.array], mx.array]
+"""What becomes of the law `(1, vocabulary)` of a drafted token `(1,)`."""
+
+
+def ruled_out(law: mx.array, token: mx.array) -> mx.array:
+    """Without the token, and the rest adds up to one."""
+    others = mx.where(mx.arange(law.shape[-1]) == token, -mx.inf, law)
+    return others - mx.logsumexp(others, axis=-1, keepdims=True)
+
+
+def column(value: float) -> Break:
+    """One number of the law is another."""
+    return lambda law, _: mx.where(mx.arange(law.shape[-1]) == 2, value, law)
+
+
+BROKEN: Final[dict[str, Break]] = {
+    "not a number": lambda law, _: law * NAN,
+    "one is not a number": column(NAN),
+    "one is infinite": column(mx.inf),
+    "nothing is possible": lambda law, _: mx.full(law.shape, -mx.inf),
+    "half a law": lambda law, _: law - mx.log(mx.array(2.0)),
+    "twice a law": lambda law, _: law + mx.log(mx.array(2.0)),
+    "the token is impossible": ruled_out,
+}
+
+
+@final
+class Saying:
+    """Judges drafts by a rule, with laws that are broken on the way.
+
+    Args:
+        rule: The rule.
+        broken: What becomes of a law.
+        places: Which drafts of a block have a broken one.
+    """
+
+    def __init__(self, rule: Rule, broken: Break, places: Sequence[int]) -> None:
+        self._rule = rule
+        self._broken = broken
+        self._places = places
+
+    def choose(self, logits: mx.array, position: int, /) -> Choice:
+        return self._rule.choose(logits, position)
+
+    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+        laws = list(draft.laws)
+        for place in self._places:
+            one = laws[place]
+            assert one is not None
+            laws[place] = self._broken(one, draft.tokens[place : place + 1])
+        return self._rule.judge(logits, positions, Draft(draft.tokens, laws))
+
+
+def saying(name: str, places: Sequence[int], rule: RuleMaker = rule_of) -> RuleMaker:
+    return lambda sampling, seed: Saying(rule(sampling, seed), BROKEN[name], places)
+
+
+def setting(mode: Mode, rule: RuleMaker, *, top_k: int = 2) -> Setting:
+    return Setting(
+        sampling=Sampling(temperature=0.9, mode=mode, top_k=top_k),
+        depth=3,
+        target=table(1, VOCAB),
+        drafts=0.6 * table(1, VOCAB) + 0.6 * table(2, VOCAB),
+        rule=rule,
+    )
+
+
+def p_of_texts(given: Setting) -> float:
+    """How well the first two tokens of many texts fit the target's law."""
+    return p_value(decode(given, TEXTS, 2).beginnings(2), joint(given.after, 2))
+
+
+@pytest.mark.parametrize("places", [(0, 1, 2), (1,)], ids=["all", "second"])
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("mode", BY_LAW)
+def test_a_draft_whose_law_is_broken_leaves_the_target_s(
+    mode: Mode, name: str, places: tuple[int, ...]
+) -> None:
+    given = setting(mode, saying(name, places))
+    assert p_of_texts(given) > CHANCE
+    found = decode(given, TEXTS)
+    assert found.accepted.max() == places[0]
+
+
+@pytest.mark.parametrize("mode", BY_LAW)
+def test_what_stands_in_front_of_a_broken_draft_is_judged_as_a_block_of_its_own(
+    mode: Mode,
+) -> None:
+    given = setting(mode, saying("not a number", (2,)))
+    found = decode(given, TEXTS).round(0)
+    assert p_value(found, attrs.evolve(given, depth=2).round_law()) > CHANCE
+
+
+@pytest.mark.parametrize("name", ["half a law", "twice a law", "the token is impossible"])
+def test_a_rule_that_judges_by_a_broken_law_is_refused(name: str) -> None:
+    wrong = setting("rejection", saying(name, (0, 1, 2), controls.AnyLawIsALaw), top_k=0)
+    assert p_of_texts(wrong) < CHANCE
+
+
+def test_a_rule_that_accepts_what_its_law_rules_out_is_refused() -> None:
+    wrong = setting("rejection", saying("not a number", (0, 1, 2), controls.PlainRejection))
+    assert p_of_texts(wrong) < CHANCE
+
+
+# By a decoder: ids that the target does not have, and laws of other widths.
+
+
+def sampled(
+    columns: int, ids: Callable[[int], int], dtype: mx.Dtype = mx.int64
+) -> Callable[[int, int, Choose], Draft]:
+    """Tokens drawn from laws over so many columns, and named otherwise."""
+    dice = random.Random(4)
+    rows = np.stack([law(row, Sampling(temperature=1.0)) for row in table(3, columns)])
+
+    def draft(newest: int, limit: int, choose: Choose) -> Draft:
+        tokens: list[int] = []
+        laws: list[mx.array] = []
+        for _ in range(limit):
+            row = rows[newest % columns]
+            newest = dice.choices(range(columns), row.tolist())[0]
+            tokens.append(ids(newest))
+            laws.append(mx.array(np.log(row[None]).astype(np.float32)))
+        return Draft(mx.array(tokens, dtype=dtype), laws)
+
+    return draft
+
+
+def chosen(ids: Callable[[mx.array], mx.array]) -> Callable[[int, int, Choose], Draft]:
+    """Tokens that `choose` picks, and named otherwise."""
+    rows = to_mx(table(3, VOCAB))
+
+    def draft(newest: int, limit: int, choose: Choose) -> Draft:
+        choices = [choose(rows[newest][None], index) for index in range(limit)]
+        tokens = mx.concatenate([choice.token for choice in choices])
+        return Draft(ids(tokens), [choice.law for choice in choices])
+
+    return draft
+
+
+def unlucky(newest: int, limit: int, choose: Choose) -> Draft:
+    """Drafts of a model whose every score is not a number."""
+    choices = [choose(mx.full((1, VOCAB), NAN), index) for index in range(limit)]
+    tokens = mx.concatenate([choice.token for choice in choices])
+    return Draft(tokens, [choice.law for choice in choices])
+
+
+DRAFTS: Final[dict[str, Callable[[], Callable[[int, int, Choose], Draft]]]] = {
+    "as they are": lambda: sampled(VOCAB, lambda id_: id_),
+    "fewer columns": lambda: sampled(VOCAB - 1, lambda id_: id_),
+    "more columns": lambda: sampled(VOCAB + 3, lambda id_: id_, mx.int8),
+    "behind the last": lambda: sampled(VOCAB, lambda id_: VOCAB + id_),
+    "below the first": lambda: sampled(VOCAB, lambda id_: -1 - id_, mx.int32),
+    "beyond 32 bits": lambda: sampled(VOCAB, lambda id_: 2**32 + (id_ + 1) % VOCAB),
+    "beyond 63 bits": lambda: chosen(lambda ids: ids.astype(mx.uint64) - 5),
+    "chosen, behind the last": lambda: chosen(lambda ids: ids + VOCAB),
+    "not a number": lambda: unlucky,
+    "certain, behind the last": lambda: lambda newest, limit, _: Draft(mx.array([9] * limit)),
+}
+
+
+def text_of(mode: Mode | None, draft: Callable[[int, int, Choose], Draft], count: int) -> list[int]:
+    """One long text; greedy without a mode."""
+    sampling = Sampling() if mode is None else Sampling(temperature=0.9, seed=5, mode=mode)
+    model = TableModel(to_mx(TARGET))
+    return kit.ids_of(Decoder(model, Fixed(Drafting(draft), 2), sampling).generate([START], count))
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("mode", BY_LAW)
+def test_drafts_of_any_ids_and_widths_leave_the_target_s_law(mode: Mode, name: str) -> None:
+    p: Floats = np.stack([law(row, Sampling(temperature=0.9)) for row in TARGET])
+    assert p_of_steps(text_of(mode, DRAFTS[name](), 1200), p) > 1e-6
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("mode", [None, "coupled"])
+def test_drafts_of_any_ids_and_widths_leave_the_same_text(mode: Mode | None, name: str) -> None:
+    sampling = Sampling() if mode is None else Sampling(temperature=0.9, seed=5, mode=mode)
+    plain = Decoder(TableModel(to_mx(TARGET)), Off(), sampling).generate([START], 60)
+    assert text_of(mode, DRAFTS[name](), 60) == kit.ids_of(plain)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_that_is_filtered_is_emitted_behind_a_broken_draft(mode: Mode) -> None:
+    sampling = Sampling(temperature=0.9, top_k=2, seed=1, mode=mode)
+    decoder = Decoder(TableModel(to_mx(TARGET)), Fixed(Drafting(unlucky), 3), sampling)
+    text = [START, *kit.ids_of(decoder.generate([START], 200))]
+    best = np.argsort(-TARGET, axis=-1)[:, :2]
+    assert all(token in best[newest] for newest, token in itertools.pairwise(text))

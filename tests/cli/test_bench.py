@@ -134,6 +134,19 @@ def test_no_speedup_is_given_where_two_runs_of_the_same_differ_by_more() -> None
     assert best_fixed(found) == "mtp 1"
 
 
+def test_one_run_that_was_disturbed_is_enough() -> None:
+    seconds = {"off": ((4.0, 4.0), (4.0, 8.0)), "mtp 1": ((3.3, 3.3), (3.3, 3.3))}
+    runs = [
+        Run("code", prompt, way, [1], [plain(each)])
+        for way, texts in seconds.items()
+        for prompt, both in enumerate(texts)
+        for each in both
+    ]
+    found = outcomes(runs)["code"]["mtp 1"]
+    # The sums say 1.5, and the runs of one of the two texts without drafts 2.
+    assert (found.speedup, found.spread) == (None, 1.0)
+
+
 def test_what_is_not_given_is_not_printed_and_not_drawn(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -236,7 +249,7 @@ def test_ways_go_forth_and_back() -> None:
     expected: list[float | None] = []
     runs = run_all(model, some, prompts, 3, (), stage, estimate, lambda: float(next(ticks)))
     assert "".join(told) == (
-        "warm-up, 3 steps...code 1 of 1, 6 steps......prose 1 of 1, 6 steps......"
+        "warm-up, 6 steps......code 1 of 1, 6 steps......prose 1 of 1, 6 steps......"
     )
     # By that clock each text takes a second, also the short ones before.
     assert expected == [approx(12.0), approx(6.0), 0.0]

@@ -96,8 +96,9 @@ def test_an_estimate_of_a_written_out_example() -> None:
     estimate = Estimate(["off", "mtp 1"], 4, 100)
     estimate.pilot("off", 10, 3.0, 1.0)
     assert estimate.left() is None
-    # 2 s for its prompt, and 0.1 s a token; 1 s and 0.05 s.
-    estimate.pilot("mtp 1", 10, 1.5, 0.5)
+    # 2 s for its prompt, and 0.1 s a token; 1 s and 0.05 s, when nothing disturbs it.
+    for seconds, rounds in ((6.0, 3.0), (1.5, 0.5), (3.0, 2.0)):
+        estimate.pilot("mtp 1", 10, seconds, rounds)
     assert estimate.left() == pytest.approx(4 * (2 + 10) + 4 * (1 + 5))
     estimate.done("off", 10.0)
     assert estimate.left() == pytest.approx(3 * 10 + 4 * 6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
 from statistics import fmean
 from typing import final
 
@@ -24,7 +25,7 @@ class Estimate:
         self._taken: dict[str, list[float]] = {}
 
     def pilot(self, way: str, tokens: int, seconds: float, rounds: float) -> None:
-        """Take in a short text that is not one of the benchmark's.
+        """Take in a short text that is not one of the benchmark's; of several the fastest counts.
 
         Args:
             way: How it was decoded.
@@ -32,7 +33,8 @@ class Estimate:
             seconds: That it took in all.
             rounds: Seconds of these that grow with the tokens; the others come once a text.
         """
-        self._expected[way] = seconds - rounds + rounds / tokens * self._tokens
+        expected = seconds - rounds + rounds / tokens * self._tokens
+        self._expected[way] = min(expected, self._expected.get(way, inf))
 
     def done(self, way: str, seconds: float) -> None:
         """Take in a text of the benchmark, and what it took in all."""

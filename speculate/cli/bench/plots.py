@@ -98,7 +98,7 @@ def _speedup(panel: Axes, results: Results) -> None:
         heights = [nan if speedup is None else speedup for speedup in speedups]
         panel.bar(places, heights, width, color=FILLS[index % len(FILLS)], label=workload)
     panel.axhline(1, color="black", linewidth=1, linestyle=":")
-    panel.set_title("Speedup over decoding without drafts, where it is no chance")
+    panel.set_title("Speedup over decoding without drafts, if known")
     panel.set_xticks(range(len(ways)), ways, rotation=45, ha="right")
     panel.set_ylabel("speedup")
     panel.legend(frameon=False)

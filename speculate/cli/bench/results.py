@@ -59,8 +59,9 @@ class Outcome:
         draft_tokens: That were drafted.
         accepted_tokens: Those of them that were emitted.
         seconds: Time of the passes and drafts.
-        spread: By how much two runs of the same differ: see `disturbance` of `Results`. The
-            largest of this way's, plain decoding's and that of the whole benchmark.
+        spread: By how much two runs of the same differ, the slower one over the faster one,
+            less 1: the most of all texts in this way or without drafts, and no less than the
+            `disturbance` of the whole benchmark.
         speedup: Over decoding without drafts; `None` where that is no more than two runs of
             the same differ by.
         no_speedup: Why there is none.
@@ -160,7 +161,7 @@ def outcomes(runs: Sequence[Run]) -> dict[str, dict[str, Outcome]]:
 def _outcome(runs: Sequence[Run], plain: Sequence[Run], overall: float) -> Outcome:
     rounds = [round for run in runs for round in run.rounds]
     drafts, seconds = drafts_of(rounds), sum(run.seconds for run in runs)
-    spread = max(overall, disturbance(runs), disturbance(plain))
+    spread = max(overall, *_differences(runs), *_differences(plain))
     speedup = sum(run.seconds for run in plain) / seconds
     effect = max(speedup, 1 / speedup) - 1
     reason = None
@@ -191,10 +192,15 @@ def same_text(runs: Sequence[Run]) -> bool:
 
 def disturbance(runs: Sequence[Run]) -> float:
     """By how much the two runs of a text in one way differ, in the median."""
+    return median(_differences(runs))
+
+
+def _differences(runs: Sequence[Run]) -> list[float]:
+    """By how much the two runs of a text in one way differ, for each text and way."""
     times: dict[tuple[str, int, str], list[float]] = {}
     for run in runs:
         times.setdefault((run.workload, run.prompt, run.way), []).append(run.seconds)
-    return median(max(found) / min(found) - 1 for found in times.values())
+    return [max(found) / min(found) - 1 for found in times.values()]
 
 
 def best_fixed(outcomes: Mapping[str, Outcome]) -> str:

@@ -18,11 +18,8 @@ from speculate.protocols import Round, SpeculativeModel, Strategy
 DEPTHS: Final = (1, 3, 6)
 """Fixed depths that are tried."""
 
-WARM_UP: Final = 8
-"""Tokens that each way decodes beforehand, and that do not count."""
-
-PILOT: Final = 16
-"""Tokens that each way decodes after that, to see how long all will take."""
+WARM_UP: Final = 16
+"""Tokens that each way decodes beforehand, twice: they do not count, and tell how long it takes."""
 
 OFF: Final = "off"
 ADAPTIVE: Final = "adaptive"
@@ -100,17 +97,18 @@ def run_all(
     """
     runs = []
     first = next(iter(workloads.values()))[0]
-    with stage("warm-up", len(ways)) as done:
-        for way, make in ways.items():
-            _run(model, make, first, min(WARM_UP, tokens), stop_tokens)
+    forth_and_back = [*ways, *reversed([*ways])]
+    with stage("warm-up", len(forth_and_back)) as done:
+        for way in forth_and_back:
             began = clock()
-            ids, rounds = _run(model, make, first, min(PILOT, tokens), stop_tokens)
+            ids, rounds = _run(model, ways[way], first, min(WARM_UP, tokens), stop_tokens)
             estimate.pilot(way, len(ids), clock() - began, sum(each.seconds for each in rounds))
             done()
     for workload, prompts in workloads.items():
         for index, prompt in enumerate(prompts):
-            with stage(f"{workload} {index + 1} of {len(prompts)}", 2 * len(ways)) as done:
-                for way in [*ways, *reversed([*ways])]:
+            name = f"{workload} {index + 1} of {len(prompts)}"
+            with stage(name, len(forth_and_back)) as done:
+                for way in forth_and_back:
                     began = clock()
                     ids, rounds = _run(model, ways[way], prompt, tokens, stop_tokens)
                     estimate.done(way, clock() - began)

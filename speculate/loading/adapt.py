@@ -7,6 +7,7 @@ from typing import cast
 
 from speculate.errors import UnsupportedModelError
 from speculate.protocols import MTPHead, Recurrence, SpeculativeModel, StockModel
+from speculate.validation import validated_ids, validated_mapping
 
 
 def adapt(
@@ -31,12 +32,13 @@ def adapt(
 
     Raises:
         UnsupportedModelError: No adapter is registered for this architecture.
-        OptionError: No such recurrence.
+        OptionError: An option cannot be used.
     """
     from speculate.models.adapter import StockAdapter
     from speculate.models.registry import adapter_for
 
-    stop = frozenset(eos_token_ids)
+    stop = frozenset(validated_ids("eos_token_ids", eos_token_ids))
+    validated_mapping("vocabulary", vocabulary)
     if isinstance(stock_model, StockAdapter):
         known = stock_model
         head = known.head if head is None else head

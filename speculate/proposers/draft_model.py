@@ -21,6 +21,7 @@ from speculate.protocols import (
     Rollbackable,
     SpeculativeModel,
 )
+from speculate.validation import refuse, validated_text
 
 
 @final
@@ -42,12 +43,14 @@ class DraftModel:
         cache: list[Rollbackable] | None = None,
         name: str = "draft",
     ) -> None:
-        given: object = draft
-        if isinstance(given, dict):  # as every module of MLX is
+        if not isinstance(draft, SpeculativeModel):
             raise OptionError(
-                f"{type(given).__module__}.{type(given).__name__} cannot draft: wrap a model of "
-                "mlx-lm, as DraftModel(speculate.adapt(model))"
+                f"draft: {type(draft).__module__}.{type(draft).__name__} cannot draft: wrap a "
+                "model of mlx-lm, as DraftModel(speculate.adapt(model))"
             )
+        if not isinstance(cache, list | None):
+            refuse("cache", "a list, from draft.make_cache(), or None", cache)
+        validated_text("name", name)
         self._draft = draft
         self._name = name
         self._given = cache

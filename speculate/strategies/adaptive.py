@@ -16,6 +16,7 @@ from speculate.strategies.cost_store import CostStore, bucket, check_costs
 from speculate.strategies.survival import STALE
 from speculate.strategies.timing import Timing
 from speculate.strategies.trials import MOST, Trials
+from speculate.validation import refuse, validated_choice, validated_flag
 
 DEEPEST: Final = 12
 """Most tokens of a draft. Deeper ones pay for copies of long passages only."""
@@ -63,7 +64,7 @@ class Adaptive:
         cache_folder: Where measured costs are kept, by default in the user's cache folder.
 
     Raises:
-        OptionError: `clock` is neither of the two, or `costs` cannot be used.
+        OptionError: An option cannot be used.
     """
 
     def __init__(
@@ -74,8 +75,12 @@ class Adaptive:
         measure: bool = True,
         cache_folder: Path | None = None,
     ) -> None:
-        if clock not in ("wall", "fixed"):
-            raise OptionError(f"clock is 'wall' or 'fixed', got {clock!r}")
+        validated_choice("clock", clock, ("wall", "fixed"))
+        validated_flag("measure", measure)
+        if not isinstance(cache_folder, Path | None):
+            refuse("cache_folder", "a Path or None", cache_folder)
+        if not isinstance(costs, Costs | None):
+            refuse("costs", "Costs or None", costs)
         try:
             costs = costs and check_costs(costs)
         except ValueError as error:

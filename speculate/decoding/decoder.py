@@ -167,7 +167,9 @@ class Decoder:
                 `model.make_cache()`. While the generator runs it is on loan; afterwards the
                 same list holds mlx-lm's types with prompt and every emitted token.
             stop_tokens: Ids that end the text, besides the model's own end-of-text ids.
-            history: Ids of earlier turns, for logits processors, and lookups that were not there.
+            history: Ids of earlier turns, for logits processors, and for lookups and draft models
+                that were not there: after a cache that was loaded they draft as after their own.
+                A head cannot: it needs hidden states, which caches do not hold.
 
         Returns:
             Token by token; the stop token, if there is one, comes last. Closing it ends the

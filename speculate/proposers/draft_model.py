@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 import mlx.core as mx
@@ -91,6 +91,20 @@ class DraftModel:
         self._position = position
         self._waiting, self._in_flight = Waiting(), 0
 
+    def look_back(self, ids: Sequence[int], /) -> None:
+        """Take in, with the next draft, what the caches lack of the text in front.
+
+        Only where all of it is known: a text that begins late has other positions.
+        """
+        held = 0 if self._given is None else max(cache.length() for cache in self._cache)
+        lacking = self._position - held
+        missing = list(ids)[-lacking:] if lacking else []
+        if not missing or len(missing) < lacking or max(missing) >= self._draft.vocab_size:
+            return
+        if self._given is None:
+            self._take(self._draft.make_cache())
+        self._waiting.add(missing)
+
     def position(self) -> int:
         return self._position
 
@@ -175,16 +189,15 @@ class DraftModel:
 
     def _flush(self) -> None:
         """Take in what is committed, without recording: it will not be taken back."""
-        if not self._waiting.ids:
-            return
-        tokens = self._waiting.tokens()
-        self._group.stop()
-        try:
-            self._draft.forward(tokens[None], self._cache)
-        finally:
-            self._group.start()
-        self._waiting = Waiting()
-        mx.async_eval(self._arrays())
+        while self._waiting.ids:
+            tokens = self._waiting.first()
+            self._group.stop()
+            try:
+                self._draft.forward(tokens[None], self._cache)
+            finally:
+                self._group.start()
+            self._waiting.ids = self._waiting.ids[tokens.shape[0] :]
+            mx.async_eval(self._arrays())
 
     def _shared_vocabulary(self) -> int:
         target = self._draft if self._target is None else self._target

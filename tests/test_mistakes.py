@@ -75,7 +75,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         sp.SpeculateError,
         "'lookup' gave no Draft but a list",
     ),
-    "a seed": (lambda: sp.Sampling(seed=cast(Any, 1.5)), OptionError, "whole number"),
+    "a seed": (lambda: sp.Sampling(seed=cast(Any, 1.5)), OptionError, "an integer"),
     "a list of tokens": (
         lambda: MODEL.forward(cast(Any, [[1]]), MODEL.make_cache()),
         OptionError,
@@ -101,9 +101,16 @@ def test_a_mistake_is_named_with_its_remedy(name: str) -> None:
 
 def test_options_of_other_libraries_are_named() -> None:
     model, tokenizer = sp.load_demo()
-    wrong: Any = {"draft_model": model}
-    with pytest.raises(OptionError, match=r"draft_model.*strategy="):
-        sp.generate(model, tokenizer, "a", **wrong)
+    for name, remedy in {
+        "temp": r"sampling=Sampling\(temperature=",
+        "top_p": r"sampling=Sampling\(top_p=",
+        "sampler": "sampling=sampler",
+        "input_embeddings": "not supported",
+        "lookahead": "strategy=.*sampling=.*Decoder",
+    }.items():
+        wrong: Any = {name: 1}
+        with pytest.raises(OptionError, match=rf"{name}.*{remedy}"):
+            sp.generate(model, tokenizer, "a", **wrong)
 
 
 def test_arrays_of_the_wrong_shape_are_refused() -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = ROOT / "speculate"
-EVERYWHERE: Final = ("protocols", "errors")
+EVERYWHERE: Final = ("protocols", "validation", "errors")
 
 STEPS: Final = (
     ("plan", "decoding.planner", "Planner.take", "asks the strategy who drafts, and how much"),
@@ -78,7 +78,7 @@ def draw_layers() -> str:
         kind = ' class="base"' if name in EVERYWHERE else ""
         parts.append(f'<rect{kind} x="{x:g}" y="{y}" width="{width}" height="{height}" rx="6"/>')
         parts.append(_text(x + width / 2, y + 24, name))
-    note = "Everything may import protocols and errors; those arrows are left out."
+    note = "Everything may import protocols, validation and errors; those arrows are left out."
     bottom = 16 + len(rows) * 84
     parts.append(_text(total / 2, bottom - 14, note, "small"))
     return _svg(total, bottom, parts, "The folders of the package, by layer")

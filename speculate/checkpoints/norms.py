@@ -18,7 +18,7 @@ The second row tells the two apart, the first one often, the last two hardly.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal, cast
+from typing import Final, Literal, cast, get_args
 
 import attrs
 import mlx.core as mx
@@ -33,6 +33,8 @@ from speculate.checkpoints.names import (
 
 Convention = Literal["gains", "raw"]
 """`raw` norms are the gains minus one."""
+
+CONVENTIONS: Final[tuple[str, ...]] = get_args(Convention)
 
 SURE_LAYER: Final = (0.4, 0.55)
 SURE_ATTENTION: Final = (0.45, 1.5)

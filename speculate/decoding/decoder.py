@@ -13,28 +13,47 @@ from speculate.decoding.drafting import Drafting
 from speculate.decoding.inputs import (
     check_list,
     check_model,
+    check_processors,
+    check_sampling,
     check_strategy,
-    checked_ids,
+    check_stream,
+    checked_count,
     checked_prompt,
-    checked_stops,
 )
 from speculate.decoding.loan import Loan
 from speculate.decoding.run import Run
 from speculate.decoding.session import KnownText, Session
-from speculate.decoding.setup import KVQuantization, Setup
+from speculate.decoding.setup import Setup, checked_quantization
 from speculate.decoding.stats import Stats
 from speculate.decoding.token import Token
-from speculate.errors import DecoderBusyError, OptionError
+from speculate.errors import DecoderBusyError
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.proposers.prompt_lookup import PromptLookup
-from speculate.protocols import Observer, Rollbackable, SpeculativeModel, Strategy
+from speculate.protocols import Observer, Proposer, Rollbackable, SpeculativeModel, Strategy
 from speculate.sampling.callables import SamplerCallable
 from speculate.sampling.choosing import Choosing
 from speculate.sampling.options import Sampling
 from speculate.strategies.adaptive import Adaptive
+from speculate.validation import (
+    validated_function,
+    validated_ids,
+    validated_integer,
+    validated_optional_integer,
+)
 
 QUANTIZED_KV_START: Final = 5000
 """Length from which on `kv_bits` quantises, as in mlx-lm."""
+
+
+def default_strategy(model: SpeculativeModel, *proposers: Proposer) -> Strategy:
+    """What decodes where nobody says how: whoever there is may draft, as much as pays.
+
+    Args:
+        model: The target. Its own head drafts, where it has one, and so does a lookup.
+        proposers: Who else may draft.
+    """
+    heads = [] if model.head is None else [MTPChain()]
+    return Adaptive(*proposers, *heads, PromptLookup())
 
 
 @final
@@ -88,23 +107,23 @@ class Decoder:
         stream: mx.Stream | mx.ThreadLocalStream | None = None,
     ) -> None:
         check_model(model)
-        if strategy is None:
-            heads = [] if model.head is None else [MTPChain()]
-            strategy = Adaptive(*heads, PromptLookup())
+        strategy = default_strategy(model) if strategy is None else strategy
         check_strategy(strategy)
-        kv = None if kv_bits is None else KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
-        if isinstance(sampling, Sampling):
-            sampling.check_ids(model.vocab_size)
-        self._choosing = Choosing(sampling or Sampling(), logits_processors)
+        check_sampling(sampling, model.vocab_size)
+        check_processors(logits_processors)
+        check_stream(stream)
+        kv = checked_quantization(kv_bits, kv_group_size, quantized_kv_start)
+        chosen = Sampling() if sampling is None else sampling
+        self._choosing = Choosing(chosen, logits_processors)
         self._setup = Setup(
             model=model,
             strategy=strategy,
             drafting=Drafting(strategy, model),
             sampler=self._choosing.sampler(0),
-            observer=observer,
-            progress=prompt_progress_callback,
-            prefill_step_size=prefill_step_size,
-            max_kv_size=max_kv_size,
+            observer=validated_function("observer", observer),
+            progress=validated_function("prompt_progress_callback", prompt_progress_callback),
+            prefill_step_size=validated_integer("prefill_step_size", prefill_step_size, 1),
+            max_kv_size=validated_optional_integer("max_kv_size", max_kv_size, 1),
             kv=kv,
         )
         self._stream = stream
@@ -148,7 +167,9 @@ class Decoder:
                 `model.make_cache()`. While the generator runs it is on loan; afterwards the
                 same list holds mlx-lm's types with prompt and every emitted token.
             stop_tokens: Ids that end the text, besides the model's own end-of-text ids.
-            history: Ids of earlier turns, for logits processors, and lookups that were not there.
+            history: Ids of earlier turns, for logits processors, and for lookups and draft models
+                that were not there: after a cache that was loaded they draft as after their own.
+                A head cannot: it needs hidden states, which caches do not hold.
 
         Returns:
             Token by token; the stop token, if there is one, comes last. Closing it ends the
@@ -156,21 +177,21 @@ class Decoder:
 
         Raises:
             PromptError: The prompt is empty, or has ids that the model has not.
-            OptionError: `max_tokens` is below -1, or the options do not fit the model.
+            OptionError: An option cannot be used, or does not fit the model.
             DecoderBusyError: Another text of this decoder is not finished.
         """
         ids = checked_prompt(prompt, size := self._setup.model.vocab_size)
-        if max_tokens < -1:
-            raise OptionError(f"max_tokens must be at least -1 (no limit), got {max_tokens}")
+        count = checked_count(max_tokens)
         check_list(prompt_cache)
+        stops = {*validated_ids("stop_tokens", stop_tokens, size), *self._setup.model.eos_token_ids}
+        before = validated_ids("history", history, size)
         self._refuse_if_busy()
-        stops = checked_stops(stop_tokens) | self._setup.model.eos_token_ids
-        limit = None if max_tokens == -1 else max_tokens
+        limit = None if count == -1 else count
         if prompt_cache is None:
             prompt_cache = list(self._setup.model.make_cache(self._setup.max_kv_size))
         # Its type is what is in it when the generator has ended: mlx-lm's caches.
         cache = cast("list[object]", prompt_cache)
-        return self._generate(ids, limit, cache, stops, checked_ids(history, size))
+        return self._generate(ids, limit, cache, frozenset(stops), before)
 
     def settle(self) -> None:
         """In the middle of a run: bring the prompt cache to prompt and emitted tokens.

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 from speculate.decoding.block import to_ints
 from speculate.errors import OptionError, PromptError
-from speculate.protocols import Strategy
+from speculate.protocols import SpeculativeModel, Strategy
+from speculate.sampling.options import Sampling
+from speculate.validation import plain_ids, refuse, validated_integer
 
 
-def check_model(model: object) -> None:
+def check_model(model: object, name: str = "model") -> None:
     """Refuse a model that nothing drives.
 
+    Args:
+        model: What was given.
+        name: As which option.
+
     Raises:
-        OptionError: It is one of mlx-lm's own.
+        OptionError: It is one of mlx-lm's own, or no model at all.
     """
+    kind = f"{type(model).__module__}.{type(model).__name__}"
     # These are modules of MLX, which are dictionaries of their parts.
     if isinstance(model, dict):
         raise OptionError(
-            f"{type(model).__module__}.{type(model).__name__} is no model that can take tokens "
-            "back: wrap a model of mlx-lm, as speculate.adapt(model)"
+            f"{name}: {kind} is no model that can take tokens back: wrap a model of mlx-lm, as "
+            "speculate.adapt(model)"
+        )
+    if not isinstance(model, SpeculativeModel):
+        raise OptionError(
+            f"{name} must be one that can take tokens back, got {kind}: pass the first of the two "
+            "that speculate.load(path) returns, or speculate.adapt(model) for a model of mlx-lm"
         )
 
 
@@ -32,9 +43,10 @@ def check_strategy(strategy: object) -> None:
     Raises:
         OptionError: It is none, or two of its proposers share a name.
     """
-    if not isinstance(strategy, Strategy):
+    if isinstance(strategy, type) or not isinstance(strategy, Strategy):
         raise OptionError(
-            f"{type(strategy).__name__} is no strategy: give one, as Fixed(proposer, depth=3)"
+            f"strategy must be an object such as Fixed(proposer, depth=3), got {strategy!r}: "
+            f"{type(strategy).__name__} is no strategy"
         )
     names = [proposer.name for proposer in strategy.proposers]
     if len(set(names)) < len(names):
@@ -53,41 +65,64 @@ def checked_prompt(prompt: Sequence[int] | mx.array, vocab_size: int) -> list[in
         raise PromptError(
             f"a prompt is one row of ids, (T,) integers, got {prompt.shape} {prompt.dtype}"
         )
-    ids = checked_ids(to_ints(prompt) if isinstance(prompt, mx.array) else prompt, vocab_size)
+    try:
+        ids = to_ints(prompt) if isinstance(prompt, mx.array) else plain_ids(prompt)
+    except TypeError as error:
+        raise PromptError(
+            f"a prompt is a sequence of token ids, and {error}: encode text first"
+        ) from error
     if not ids:
         raise PromptError("the prompt is empty: give at least one token id")
-    return ids
-
-
-def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
-    """Ids on the host, all of them the model's: MLX does not check what it looks up.
-
-    Raises:
-        PromptError: One is no integer, or out of range.
-    """
-    try:
-        plain = [operator.index(id_) for id_ in ids]
-    except TypeError as error:
-        raise PromptError(f"ids are integers, and {error}: encode text first") from error
-    wrong = next((id_ for id_ in plain if not 0 <= id_ < vocab_size), None)
+    wrong = next((id_ for id_ in ids if not 0 <= id_ < vocab_size), None)
     if wrong is not None:
         raise PromptError(
             f"prompt id {wrong} is not among the model's {vocab_size}: the tokenizer is "
             "probably another model's"
         )
-    return plain
+    return ids
 
 
-def checked_stops(stop_tokens: Collection[int]) -> frozenset[int]:
-    """Stop tokens as plain integers, also where they come in an array.
+def checked_count(max_tokens: object) -> int:
+    """Tokens to emit at most, -1 for no limit.
 
     Raises:
-        OptionError: They are not ids.
+        OptionError: It is no such number.
     """
-    try:
-        return frozenset(int(token) for token in stop_tokens)
-    except (TypeError, ValueError) as error:
-        raise OptionError(f"stop_tokens must be token ids, got {stop_tokens!r}") from error
+    return validated_integer("max_tokens", max_tokens, -1, note="-1: no limit")
+
+
+def check_sampling(sampling: object, vocab_size: int) -> None:
+    """Refuse what says nothing about how tokens are chosen.
+
+    Raises:
+        OptionError: It is neither options nor a function, or it has ids that the model has not.
+    """
+    if isinstance(sampling, Sampling):
+        sampling.check_ids(vocab_size)
+    elif isinstance(sampling, type) or not (sampling is None or callable(sampling)):
+        refuse("sampling", "a Sampling, as Sampling(temperature=0.7), or a sampler", sampling)
+
+
+def check_processors(processors: object) -> None:
+    """Refuse what is no sequence of functions.
+
+    Raises:
+        OptionError: It is none.
+    """
+    if not isinstance(processors, Sequence) or not all(map(callable, processors)):
+        refuse(
+            "logits_processors", "a sequence of functions (tokens, logits) -> logits", processors
+        )
+
+
+def check_stream(stream: object) -> None:
+    """Refuse what is no stream.
+
+    Raises:
+        OptionError: It is none.
+    """
+    if not isinstance(stream, mx.Stream | mx.ThreadLocalStream | None):
+        refuse("stream", "a stream of MLX, as mx.new_stream(mx.gpu), or None", stream)
 
 
 def check_list(prompt_cache: object) -> None:
@@ -98,4 +133,4 @@ def check_list(prompt_cache: object) -> None:
     """
     if prompt_cache is not None and not isinstance(prompt_cache, list):
         kind = type(prompt_cache).__name__
-        raise OptionError(f"the prompt cache must be a list, which is refilled; got a {kind}")
+        raise OptionError(f"prompt_cache must be a list, which is refilled, got a {kind}")

@@ -11,7 +11,7 @@ import mlx.core as mx
 from speculate.decoding.account import Account
 from speculate.decoding.block import Block
 from speculate.decoding.loan import Loan
-from speculate.decoding.measuring import measure_costs
+from speculate.decoding.measuring import measure_costs, misses_costs
 from speculate.decoding.planner import Planner
 from speculate.decoding.setup import Setup
 from speculate.decoding.stats import Stats
@@ -71,6 +71,7 @@ class Run:
         self._position = 0  # in the whole text, of the prompt's first token
         self._base = 0
         self.finished: bool = max_tokens == 0
+        self._unmeasured: int | None = None  # tokens in front, where costs are to be measured
 
     def start(self, prompt: Sequence[int], position: int, history: Sequence[int]) -> None:
         """Take in the prompt.
@@ -89,11 +90,13 @@ class Run:
         self._target.start()
         self._active = True
         front = position + self.committed
-        measure_costs(self._setup, self._target, prompt, front, self._planner.remaining())
+        if misses_costs(self._setup, front, self._planner.remaining()):
+            self._unmeasured = front
 
     def next(self) -> Token:
         """The next token. Synchronises once a block."""
         if not self._ready:
+            self._measure()
             with self._account.timed(launched=self._ahead is not None):
                 self._keep_block()
                 self._observe()
@@ -114,6 +117,19 @@ class Run:
         self._stats.emitted_tokens += 1
         self.finished = token.finish_reason is not None
         return token
+
+    def _measure(self) -> None:
+        """Measure costs where the strategy misses them, once a token is out.
+
+        About 25 forwards: the first token does not wait for them, nor does who wants no more.
+        """
+        front = self._unmeasured
+        if front is None or not self._stats.emitted_tokens or self._ahead is not None:
+            return
+        self._unmeasured = None
+        self._keep_block()
+        self._observe()
+        measure_costs(self._setup, self._target, self._text, front)
 
     def pause(self) -> None:
         """Bring the caches to the emitted text. `resume` goes on from there."""
@@ -188,7 +204,7 @@ class Run:
             plan, depth = self._planner.take(self._target.room())
             block = self._target.draft(self._unfed(), plan, depth)
         self._given = 0
-        if block.drafted == 0 and self._planner.goes_on_plainly(self._target.room()):
+        if block.drafted == 0 and self._launches_ahead():
             # The next step is launched before this one is read, as in mlx-lm: the device
             # does not wait for the host.
             self._keep(block, 0)
@@ -206,6 +222,10 @@ class Run:
         self._ready.extend(tokens_of(block, scores, ids, remaining, self._stop_tokens))
         self._block = block
         self._account.open(block, self._position + self._base + len(self._text))
+
+    def _launches_ahead(self) -> bool:
+        """Whether the next step is plain and begins now. What is measured must run alone."""
+        return self._unmeasured is None and self._planner.goes_on_plainly(self._target.room())
 
     def _keep_block(self) -> None:
         """Keep of a block what was emitted. The rest is text only once it is emitted, too."""

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 import attrs
 
 from speculate.decoding.drafting import Drafting
-from speculate.errors import OptionError
 from speculate.protocols import Observer, Sampler, SpeculativeModel, Strategy
+from speculate.validation import validated_integer
 
-
-def _positive(_: object, attribute: attrs.Attribute[int], value: int) -> None:
-    if value < 1:
-        raise OptionError(f"{attribute.name} must be at least 1, got {value}")
-
-
-def _one_of(*allowed: int) -> Callable[[object, attrs.Attribute[int], int], None]:
-    def check(_: object, attribute: attrs.Attribute[int], value: int) -> None:
-        if value not in allowed:
-            choices = ", ".join(str(number) for number in allowed)
-            raise OptionError(f"kv {attribute.name} must be one of {choices}, got {value}")
-
-    return check
+KV_BITS: Final = (2, 3, 4, 5, 6, 8)
+KV_GROUP_SIZES: Final = (32, 64, 128)
 
 
 @final
@@ -37,9 +26,24 @@ class KVQuantization:
         start: Length of the text from which on rows are quantised, in tokens.
     """
 
-    bits: int = attrs.field(validator=_one_of(2, 3, 4, 5, 6, 8))
-    group_size: int = attrs.field(validator=_one_of(32, 64, 128))
+    bits: int
+    group_size: int
     start: int
+
+
+def checked_quantization(
+    kv_bits: object, kv_group_size: object, quantized_kv_start: object
+) -> KVQuantization | None:
+    """What three options say of quantised rows; `None` where they say to quantise none.
+
+    Raises:
+        OptionError: One of them cannot be used.
+    """
+    group_size = validated_integer("kv_group_size", kv_group_size, among=KV_GROUP_SIZES)
+    start = validated_integer("quantized_kv_start", quantized_kv_start, 0)
+    if kv_bits is None:
+        return None
+    return KVQuantization(validated_integer("kv_bits", kv_bits, among=KV_BITS), group_size, start)
 
 
 @final
@@ -65,7 +69,7 @@ class Setup:
     sampler: Sampler
     observer: Observer | None = None
     progress: Callable[[int, int], None] | None = None
-    prefill_step_size: int = attrs.field(default=2048, validator=_positive)
+    prefill_step_size: int = 2048
     max_kv_size: int | None = None
     kv: KVQuantization | None = None
 

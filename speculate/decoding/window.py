@@ -12,6 +12,7 @@ from speculate.backends.group import CacheGroup
 from speculate.backends.joining import group_of
 from speculate.errors import OptionError, RewindError
 from speculate.protocols import Rollbackable
+from speculate.validation import validated_integer
 
 
 @final
@@ -38,6 +39,7 @@ class Window:
             RewindError: `m` is negative or more than was fed, or a layer cannot go back so
                 far. Every layer is checked first, and nothing was changed.
         """
+        m = validated_integer("m", m)
         if not 0 <= m <= self.fed():
             raise RewindError(
                 f"cannot keep {m} tokens: {self.fed()} were fed since the kept point. Feed with "

@@ -8,6 +8,7 @@ from typing import cast, final
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from speculate.decoding.inputs import check_model
 from speculate.loading.adapt import adapt
 from speculate.protocols import Forward, MTPHead, Rollbackable, SpeculativeModel, StockModel
 
@@ -18,11 +19,16 @@ class Endless:
 
     Args:
         model: mlx-lm's, or an adapted one.
+        name: The option that it was given as.
+
+    Raises:
+        OptionError: It is neither.
     """
 
-    def __init__(self, model: StockModel | SpeculativeModel) -> None:
+    def __init__(self, model: StockModel | SpeculativeModel, name: str) -> None:
         stock = isinstance(model, Module)
         adapted = adapt(cast(StockModel, model)) if stock else model
+        check_model(adapted, name)
         self._model = cast(SpeculativeModel, adapted)
 
     @property

@@ -9,6 +9,7 @@ import attrs
 import mlx.core as mx
 
 from speculate.backends.joining import group_of
+from speculate.decoding.inputs import check_list
 from speculate.decoding.loan import Loan, OnLoan
 from speculate.errors import OptionError
 from speculate.protocols import Rollbackable, SpeculativeModel
@@ -40,6 +41,7 @@ def split(
     Raises:
         OptionError: It has the length of neither part nor both.
     """
+    check_list(prompt_cache)
     if prompt_cache is None:
         return Halves()
     of_target = len(target.make_cache())

@@ -23,7 +23,8 @@ from speculate.integrations.halves import DraftHalf, split
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.protocols import SpeculativeModel, StockModel
-from speculate.strategies.fixed import Fixed
+from speculate.strategies.fixed import MAX_DEPTH, Fixed
+from speculate.validation import validated_integer
 
 Sampler = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
@@ -45,6 +46,8 @@ def speculative_generate_step(
     kv_bits: int | None = None,
     kv_group_size: int = 64,
     quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+    max_kv_size: int | None = None,
+    prompt_progress_callback: Callable[[int, int], None] | None = None,
 ) -> Steps:
     """Generate tokens with a draft model; see mlx-lm's function of this name.
 
@@ -62,21 +65,28 @@ def speculative_generate_step(
         kv_bits: Quantise the target's caches to so many bits. The draft's stay as they are.
         kv_group_size: Numbers that share a scale.
         quantized_kv_start: Length of the text from which on caches are quantised.
+        max_kv_size: As in `generate_step`: rows to keep a layer, where no prompt cache is
+            given and the target does not choose its caches itself. The draft's are not bounded.
+        prompt_progress_callback: As in `generate_step`: called with prompt tokens done and in
+            all.
 
     Yields:
         A token, its log-probabilities in float32, and whether it is an accepted draft.
     """
-    target, draft = Endless(model), Endless(draft_model)
+    depth = _depth(num_draft_tokens)
+    target, draft = Endless(model, "model"), Endless(draft_model, "draft_model")
     with DraftHalf(draft, split(prompt_cache, target, draft), stream) as half:
         decoder = Decoder(
             target,
-            Fixed(DraftModel(draft, cache=half.caches), num_draft_tokens),
+            Fixed(DraftModel(draft, cache=half.caches), depth),
             _chooser(sampler),
             logits_processors or (),
             kv_bits=kv_bits,
             kv_group_size=kv_group_size,
             quantized_kv_start=quantized_kv_start,
             prefill_step_size=prefill_step_size,
+            max_kv_size=max_kv_size,
+            prompt_progress_callback=prompt_progress_callback,
             stream=stream,
         )
         yield from _steps(decoder, prompt, max_tokens, half.target, stream)
@@ -96,6 +106,8 @@ def mtp_generate_step(
     kv_bits: int | None = None,
     kv_group_size: int = 64,
     quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+    max_kv_size: int | None = None,
+    prompt_progress_callback: Callable[[int, int], None] | None = None,
 ) -> Steps:
     """Generate tokens with the model's own multi-token-prediction head.
 
@@ -112,6 +124,10 @@ def mtp_generate_step(
         kv_bits: Quantise caches to so many bits.
         kv_group_size: Numbers that share a scale.
         quantized_kv_start: Length of the text from which on caches are quantised.
+        max_kv_size: As in `generate_step`: rows to keep a layer, where no prompt cache is
+            given and the model does not choose its caches itself.
+        prompt_progress_callback: As in `generate_step`: called with prompt tokens done and in
+            all.
 
     Yields:
         As `speculative_generate_step`.
@@ -119,16 +135,19 @@ def mtp_generate_step(
     Raises:
         HeadNotFoundError: The model has no head.
     """
-    target = Endless(model)
+    depth = _depth(num_draft_tokens)
+    target = Endless(model, "model")
     decoder = Decoder(
         target,
-        Fixed(MTPChain(), num_draft_tokens),
+        Fixed(MTPChain(), depth),
         _chooser(sampler),
         logits_processors or (),
         kv_bits=kv_bits,
         kv_group_size=kv_group_size,
         quantized_kv_start=quantized_kv_start,
         prefill_step_size=prefill_step_size,
+        max_kv_size=max_kv_size,
+        prompt_progress_callback=prompt_progress_callback,
         stream=stream,
     )
     caches = split(prompt_cache, target).target
@@ -147,6 +166,11 @@ def _steps(
             with mx.stream(stream):
                 logprobs = token.logprobs
             yield token.id, logprobs, token.from_draft
+
+
+def _depth(num_draft_tokens: object) -> int:
+    """Drafts a round, by mlx-lm's name for it."""
+    return validated_integer("num_draft_tokens", num_draft_tokens, 0, MAX_DEPTH)
 
 
 def _chooser(sampler: Sampler | None) -> Sampler | None:

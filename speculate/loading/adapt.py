@@ -7,6 +7,7 @@ from typing import cast
 
 from speculate.errors import UnsupportedModelError
 from speculate.protocols import MTPHead, Recurrence, SpeculativeModel, StockModel
+from speculate.validation import validated_ids, validated_mapping
 
 
 def adapt(
@@ -33,13 +34,14 @@ def adapt(
         UnsupportedModelError: No adapter is registered for this architecture, or the one that
             another package brings gives other logits than the model: it is compared with it
             over a few tokens, for which the weights are read.
-        OptionError: No such recurrence.
+        OptionError: An option cannot be used.
     """
     from speculate.models.adapter import StockAdapter
     from speculate.models.registry import adapter_for, is_built_in
     from speculate.models.stock_check import check_against_stock
 
-    stop = frozenset(eos_token_ids)
+    stop = frozenset(validated_ids("eos_token_ids", eos_token_ids))
+    validated_mapping("vocabulary", vocabulary)
     if isinstance(stock_model, StockAdapter):
         known = stock_model
         head = known.head if head is None else head

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from speculate.errors import CheckpointError, SpeculateError, UnsupportedModelError
+from speculate.validation import refuse
 
 REPOSITORY: Final = re.compile(r"[\w][\w.-]*/[\w.-]+")
 """What a hub repository's name looks like."""
@@ -28,8 +29,11 @@ def locate(
         head_only: Download what holds the head, and no more of the trunk than that takes.
 
     Raises:
+        OptionError: They are no names.
         CheckpointError: There is neither.
     """
+    if not isinstance(path_or_repo, str | Path):
+        refuse("path_or_repo", "a path or a hub repository", path_or_repo)
     path = Path(path_or_repo).expanduser()
     try:
         if path.exists():

@@ -16,6 +16,7 @@ from speculate.loading.adapt import stock_of
 from speculate.loading.folder import explained, locate
 from speculate.loading.unpack import unpack_head
 from speculate.protocols import MTPHead, SpeculativeModel, StockModel
+from speculate.validation import validated_choice, validated_flag, validated_text
 
 if TYPE_CHECKING:
     from speculate.checkpoints.norms import Convention
@@ -43,14 +44,21 @@ def load_mtp_head(
         revision: A branch, a tag or a commit of the repository.
 
     Raises:
+        OptionError: An option cannot be used.
         HeadNotFoundError: There is none; a `StaleIndexError` where an index lists one.
         CheckpointError: It is damaged, or stored in a way that is not supported.
         HeadMismatchError: It does not fit the model.
         UnsupportedModelError: No head is known for the model's family.
     """
     from speculate.checkpoints import find_head, read_head
-    from speculate.models.mtp_head import build_head
+    from speculate.checkpoints.norms import CONVENTIONS
+    from speculate.models.mtp_head import FEEDS, build_head
 
+    validated_choice("norms", norms, (*CONVENTIONS, None))
+    validated_choice("feed", feed, FEEDS)
+    validated_flag("dequantize", dequantize)
+    if revision is not None:
+        validated_text("revision", revision)
     stock = stock_of(model)
     path = locate(path_or_repo, revision, head_only=True)
     with explained(path, "the head cannot be read"):

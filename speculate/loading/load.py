@@ -14,6 +14,7 @@ from speculate.loading.folder import check_folder, explained, locate
 from speculate.loading.head import head_for
 from speculate.loading.unpack import unpack_model
 from speculate.protocols import SpeculativeModel, StockModel
+from speculate.validation import refuse, validated_flag, validated_mapping, validated_text
 
 if TYPE_CHECKING:
     from mlx.nn.layers.base import Module
@@ -52,12 +53,19 @@ def load(
         tokenizer.
 
     Raises:
+        OptionError: An option cannot be used.
         CheckpointError: There is no such model, or something in it is missing or broken.
         UnsupportedModelError: No adapter drives a model of this type, or the one that another
             package brings gives other logits than the model.
         HeadNotFoundError: `head` is given and holds none.
         HeadMismatchError: The head does not fit the model.
     """
+    validated_flag("dequantize", dequantize)
+    validated_flag("lazy", lazy)
+    validated_flag("trust_remote_code", trust_remote_code)
+    validated_mapping("tokenizer_config", tokenizer_config)
+    validated_mapping("model_config", model_config)
+    _check_sources(revision, head)
     folder = demo_folder("hybrid") if path_or_repo is None else locate(path_or_repo, revision)
     check_folder(folder, model_config)
     if isinstance(head, str | Path):
@@ -86,6 +94,13 @@ def load_demo(name: str = "hybrid") -> tuple[SpeculativeModel, TokenizerWrapper]
         CheckpointError: This installation came without it.
     """
     return load(demo_folder(name), dequantize=True)
+
+
+def _check_sources(revision: object, head: object) -> None:
+    if revision is not None:
+        validated_text("revision", revision)
+    if head is not False and not isinstance(head, str | Path | None):
+        refuse("head", "a path, a hub repository, None or False", head)
 
 
 def _load_stock(

@@ -15,6 +15,7 @@ from speculate.backends.joining import group_of
 from speculate.errors import OptionError, UnsupportedModelError
 from speculate.models.fingerprint import fingerprint
 from speculate.protocols import Forward, MTPHead, Recurrence, Rollbackable, StockModel
+from speculate.validation import validated_choice
 
 SINKS: Final = 4
 """Rows that `max_kv_size` never drops, as in mlx-lm."""
@@ -45,8 +46,7 @@ class StockAdapter(ABC):
         self._head = head
         self._eos = frozenset(eos_token_ids)
         self._vocabulary = vocabulary
-        if recurrence not in (None, *get_args(Recurrence)):
-            raise OptionError(f"recurrence must be 'ops', 'kernel' or None, got {recurrence!r}")
+        validated_choice("recurrence", recurrence, (*get_args(Recurrence), None))
         self._recurrence = recurrence
         self._cache_count: int | None = None
 

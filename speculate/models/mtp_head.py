@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, final
+from typing import Final, Literal, final, get_args
 
 import mlx.core as mx
 
@@ -15,9 +15,12 @@ from speculate.models.fingerprint import fingerprint
 from speculate.models.mtp_build import HeadWeights, build_module
 from speculate.models.mtp_trunk import Trunk
 from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
+from speculate.validation import validated_choice
 
 Feed = Literal["post_norm", "pre_norm"]
 """What a chain hands on to its next step: the head's output after its final norm, or before."""
+
+FEEDS: Final[tuple[str, ...]] = get_args(Feed)
 
 
 def build_head(stock: StockModel, tensors: HeadWeights, *, feed: Feed = "post_norm") -> MTPHead:
@@ -52,8 +55,7 @@ class QwenMTPHead:
     """
 
     def __init__(self, trunk: Trunk, module: HeadModule, feed: Feed = "post_norm") -> None:
-        if feed not in ("post_norm", "pre_norm"):
-            raise OptionError(f"feed is 'post_norm' or 'pre_norm', got {feed!r}")
+        validated_choice("feed", feed, FEEDS)
         self._trunk = trunk
         self._module = module
         self._feed = feed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast, final
 
 import mlx.core as mx
@@ -21,6 +21,7 @@ from speculate.protocols import (
     Rollbackable,
     SpeculativeModel,
 )
+from speculate.validation import refuse, validated_text
 
 
 @final
@@ -46,12 +47,14 @@ class DraftModel:
         cache: list[Rollbackable] | None = None,
         name: str = "draft",
     ) -> None:
-        given: object = draft
-        if isinstance(given, dict):  # as every module of MLX is
+        if not isinstance(draft, SpeculativeModel):
             raise OptionError(
-                f"{type(given).__module__}.{type(given).__name__} cannot draft: wrap a model of "
-                "mlx-lm, as DraftModel(speculate.adapt(model))"
+                f"draft: {type(draft).__module__}.{type(draft).__name__} cannot draft: wrap a "
+                "model of mlx-lm, as DraftModel(speculate.adapt(model))"
             )
+        if not isinstance(cache, list | None):
+            refuse("cache", "a list, from draft.make_cache(), or None", cache)
+        validated_text("name", name)
         self._draft = draft
         self._name = name
         self._given = cache
@@ -92,6 +95,20 @@ class DraftModel:
         self._position = position
         self._waiting, self._in_flight = Waiting(), 0
 
+    def look_back(self, ids: Sequence[int], /) -> None:
+        """Take in, with the next draft, what the caches lack of the text in front.
+
+        Only where all of it is known: a text that begins late has other positions.
+        """
+        held = 0 if self._given is None else max(cache.length() for cache in self._cache)
+        lacking = self._position - held
+        missing = list(ids)[-lacking:] if lacking else []
+        if not missing or len(missing) < lacking:
+            return
+        if self._given is None:
+            self._take(self._draft.make_cache())
+        self._waiting.add(known_to(self._draft, missing))
+
     def position(self) -> int:
         return self._position
 
@@ -119,8 +136,9 @@ class DraftModel:
         columns = self._shared_vocabulary()
         if self.behind():
             self._flush()
-        # It was made from a number, so that reading it waits for nothing.
-        if columns == self._draft.vocab_size and cast(int, newest.item()) >= columns:
+        # The token is read only where the target has ids that the draft model lacks. The decoder
+        # made it from a number, so that reading it does not wait for the device.
+        if self._target_vocabulary() > columns and cast(int, newest.item()) >= columns:
             return Draft(mx.zeros((0,), dtype=mx.uint32))
         block = self._waiting.in_front_of(newest)
         drafts: list[Choice] = []
@@ -179,20 +197,21 @@ class DraftModel:
 
     def _flush(self) -> None:
         """Take in what is committed, without recording: it will not be taken back."""
-        if not self._waiting.ids:
-            return
-        tokens = self._waiting.tokens()
-        self._group.stop()
-        try:
-            self._draft.forward(tokens[None], self._cache)
-        finally:
-            self._group.start()
-        self._waiting = Waiting()
-        mx.async_eval(self._arrays())
+        while self._waiting.ids:
+            tokens = self._waiting.first()
+            self._group.stop()
+            try:
+                self._draft.forward(tokens[None], self._cache)
+            finally:
+                self._group.start()
+            self._waiting.ids = self._waiting.ids[tokens.shape[0] :]
+            mx.async_eval(self._arrays())
 
     def _shared_vocabulary(self) -> int:
-        target = self._draft if self._target is None else self._target
-        return min(self._draft.vocab_size, target.vocab_size)
+        return min(self._draft.vocab_size, self._target_vocabulary())
+
+    def _target_vocabulary(self) -> int:
+        return (self._draft if self._target is None else self._target).vocab_size
 
     def _arrays(self) -> list[mx.array]:
         return [array for cache in self._cache for array in cache.arrays()]

@@ -8,10 +8,10 @@ from typing import cast, final
 import attrs
 import mlx.core as mx
 
-from speculate.errors import OptionError
 from speculate.proposers.ngram_index import Match, NGramIndex
 from speculate.proposers.outlooks import LONGEST, Outlooks
 from speculate.protocols import Choose, Commit, Draft, Hindsight, Outlook, SpeculativeModel
+from speculate.validation import validated_integer, validated_optional_integer, validated_text
 
 
 @final
@@ -64,11 +64,15 @@ class PromptLookup:
         window: int | None = None,
         name: str = "lookup",
     ) -> None:
-        _check(max_ngram, min_ngram, window)
+        fewest = validated_integer("min_ngram", min_ngram, 1)
+        most = validated_integer("max_ngram", max_ngram, fewest, note="min_ngram")
+        more = "more than min_ngram, to find anything"
+        window = validated_optional_integer("window", window, fewest + 1, note=more)
+        validated_text("name", name)
         self._name = name
-        self._index = NGramIndex(min_ngram, max_ngram, window)
+        self._index = NGramIndex(fewest, most, window)
         self._outlooks = Outlooks()
-        self._longest = max_ngram
+        self._longest = most
         self._under_way = Run()
         self._unseen = 0
         self._newest: int | None = None
@@ -151,14 +155,3 @@ class PromptLookup:
         """
         full = match.length == self._longest and run.length >= self._longest
         return match.length + full
-
-
-def _check(max_ngram: int, min_ngram: int, window: int | None) -> None:
-    if min_ngram < 1:
-        raise OptionError(f"min_ngram must be at least 1, got {min_ngram}")
-    if max_ngram < min_ngram:
-        raise OptionError(f"max_ngram must be at least min_ngram, {min_ngram}; got {max_ngram}")
-    if window is not None and window <= min_ngram:
-        raise OptionError(
-            f"window must be more than min_ngram, {min_ngram}, to find anything; got {window}"
-        )

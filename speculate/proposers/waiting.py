@@ -17,6 +17,9 @@ Who is not asked again until the text ends never pays for them. More would make 
 long, and hidden states that wait take memory.
 """
 
+CHUNK: Final = 2048
+"""Most waiting tokens that are taken in with one forward, as of a prompt."""
+
 BATCHED: Final = 12
 """Most waiting tokens that share a forward with the first token of a draft.
 
@@ -45,6 +48,10 @@ class Waiting:
     def tokens(self) -> mx.array:
         """All of them, `(n,)` uint32."""
         return mx.array(self.ids, dtype=mx.uint32)
+
+    def first(self) -> mx.array:
+        """As many of them as one forward takes in, `(n,)` uint32."""
+        return mx.array(self.ids[:CHUNK], dtype=mx.uint32)
 
     def in_front_of(self, newest: mx.array) -> mx.array:
         """All of them, and `newest` `(1,)` behind."""

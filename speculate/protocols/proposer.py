@@ -208,7 +208,7 @@ class Foresees(Proposer, Protocol):
 
 @runtime_checkable
 class LooksBack(Proposer, Protocol):
-    """A proposer that can use tokens in front of its text without a model that reads them."""
+    """A proposer that can use tokens in front of its text, which the target read without it."""
 
     def look_back(self, ids: Sequence[int], /) -> None:
         """Learn what stands in front of the text.
@@ -217,7 +217,8 @@ class LooksBack(Proposer, Protocol):
 
         Args:
             ids: Those that the text goes on from. They may be fewer than there are, or
-                more than the caches hold.
+                more than the caches hold, and nobody has checked them: what they say may
+                cost acceptance and must not matter otherwise.
         """
 
 

@@ -105,10 +105,12 @@ class Costs:
 
 @runtime_checkable
 class UsesCosts(Strategy, Protocol):
-    """A strategy that wants to know what forwards and drafts cost before it decides."""
+    """A strategy that wants to know what forwards and drafts cost."""
 
     def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
-        """Whether to measure now: called for each text, after its prompt was taken in.
+        """Whether to measure: asked of each text, after its prompt was taken in.
+
+        It is done once the first round is over, so that no first token waits for it.
 
         Args:
             key: Tells the target, its proposers and this machine apart from others; `None`

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, final
 
 import attrs
 
-from speculate.errors import OptionError
+from speculate.validation import (
+    refuse,
+    validated_choice,
+    validated_ids,
+    validated_integer,
+    validated_number,
+    validated_optional_integer,
+)
 
 Mode = Literal["coupled", "rejection", "block"]
 MODES: Final = ("coupled", "rejection", "block")
+
+COLDEST: Final = 1e-6
+"""Least temperature above 0. Anything colder is greedy decoding, which 0 asks for."""
 
 
 @final
@@ -64,39 +74,10 @@ class Sampling:
     mode: Mode = "coupled"
 
     def __attrs_post_init__(self) -> None:
-        whole = self.seed is None or isinstance(self.seed, int)
-        _require(whole, "seed must be a whole number or None", self.seed)
-        _require(
-            self.temperature == 0 or 1e-6 <= self.temperature < math.inf,
-            "temperature must be 0 or from 1e-6 up",
-            self.temperature,
-        )
-        _require(0 <= self.top_p <= 1, "top_p must be from 0 to 1", self.top_p)
-        _require(self.top_k >= 0, "top_k must not be negative", self.top_k)
-        _require(0 <= self.min_p <= 1, "min_p must be from 0 to 1", self.min_p)
-        _require(
-            self.min_tokens_to_keep >= 1,
-            "min_tokens_to_keep must be at least 1",
-            self.min_tokens_to_keep,
-        )
-        _require(
-            0 <= self.xtc_probability <= 1,
-            "xtc_probability must be from 0 to 1",
-            self.xtc_probability,
-        )
-        _require(
-            0 <= self.xtc_threshold <= 0.5,
-            "xtc_threshold must be from 0 to 0.5",
-            self.xtc_threshold,
-        )
-        penalty = self.repetition_penalty
-        _require(
-            penalty is None or penalty >= 0, "repetition_penalty must not be negative", penalty
-        )
-        for name in ("repetition", "presence", "frequency"):
-            size: int = getattr(self, f"{name}_context_size")
-            _require(size >= 1, f"{name}_context_size must be at least 1", size)
-        _require(self.mode in MODES, f"mode must be one of {', '.join(MODES)}", self.mode)
+        for name, validated in _VALIDATED.items():
+            # As attrs says it for what is frozen: NumPy's numbers become Python's.
+            object.__setattr__(self, name, validated(name, getattr(self, name)))
+        validated_choice("mode", self.mode, MODES)
 
     def check_ids(self, vocab_size: int) -> None:
         """Refuse ids that a model does not have: MLX would write outside of its arrays.
@@ -104,10 +85,71 @@ class Sampling:
         Raises:
             OptionError: Names the first such id.
         """
-        for id_ in (*self.xtc_special_tokens, *(self.logit_bias or ())):
-            _require(0 <= id_ < vocab_size, f"ids must be from 0 to {vocab_size - 1}", id_)
+        validated_ids("xtc_special_tokens", self.xtc_special_tokens, vocab_size)
+        validated_ids("logit_bias", self.logit_bias or (), vocab_size)
 
 
-def _require(holds: bool, what: str, value: object) -> None:
-    if not holds:
-        raise OptionError(f"{what}, got {value!r}")
+def _temperature(name: str, value: object) -> float:
+    found = validated_number(name, value, 0)
+    if 0 < found < COLDEST:
+        refuse(name, f"0 or a number of at least {COLDEST}", value)
+    return found
+
+
+def _probability(name: str, value: object) -> float:
+    return validated_number(name, value, 0, 1)
+
+
+def _xtc_threshold(name: str, value: object) -> float:
+    return validated_number(name, value, 0, 0.5)
+
+
+def _penalty(name: str, value: object) -> float | None:
+    return None if value is None else validated_number(name, value)
+
+
+def _factor(name: str, value: object) -> float | None:
+    return None if value is None else validated_number(name, value, 0)
+
+
+def _at_least_one(name: str, value: object) -> int:
+    return validated_integer(name, value, 1)
+
+
+def _bias(name: str, value: object) -> Mapping[int, float] | None:
+    """Amounts by id. Minus infinity, which rules a token out, is one; no number is none."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        refuse(name, "a mapping from token ids to numbers, as {3: 1.5}", value)
+    ids = validated_ids(name, value)
+    amounts = [
+        amount if amount == -math.inf else validated_number(f"{name}[{id_}]", amount)
+        for id_, amount in zip(ids, value.values(), strict=True)
+    ]
+    return dict(zip(ids, amounts, strict=True))
+
+
+def _special(name: str, value: object) -> Sequence[int]:
+    return tuple(validated_ids(name, value))
+
+
+_VALIDATED: Final[Mapping[str, Callable[[str, object], object]]] = {
+    "temperature": _temperature,
+    "top_p": _probability,
+    "top_k": lambda name, value: validated_integer(name, value, 0),
+    "min_p": _probability,
+    "min_tokens_to_keep": _at_least_one,
+    "xtc_probability": _probability,
+    "xtc_threshold": _xtc_threshold,
+    "xtc_special_tokens": _special,
+    "repetition_penalty": _factor,
+    "repetition_context_size": _at_least_one,
+    "presence_penalty": _penalty,
+    "presence_context_size": _at_least_one,
+    "frequency_penalty": _penalty,
+    "frequency_context_size": _at_least_one,
+    "logit_bias": _bias,
+    "seed": validated_optional_integer,
+}
+"""How each option is checked, and turned into plain Python."""

@@ -16,6 +16,7 @@ from speculate.strategies.cost_store import CostStore, bucket, check_costs
 from speculate.strategies.survival import STALE
 from speculate.strategies.timing import Timing
 from speculate.strategies.trials import MOST, Trials
+from speculate.validation import refuse, validated_choice, validated_flag
 
 DEEPEST: Final = 12
 """Most tokens of a draft. Deeper ones pay for copies of long passages only."""
@@ -47,7 +48,8 @@ class Adaptive:
     took. The round with the most tokens per unit of time is made, a plain one included. The
     chances are learned from every draft that was compared with the text, lookups' also in
     rounds where others drafted; the times are measured once and kept current. A part of the
-    time, a third of a percent, is spent on trying what may be better than it looks.
+    time, a third of a percent, is spent on trying what may be better than it looks. A text's
+    first round is plain, so that its first token waits for nobody.
 
     A proposer that raises is left alone for the rest of the text, after one warning in the
     log of `speculate`.
@@ -57,13 +59,13 @@ class Adaptive:
         clock: `"wall"` to go by measured times; `"fixed"` to go by a table alone, so that
             the same request is decoded with the same choices every time.
         costs: The table to start from. By default what was measured before with this model,
-            its proposers, machine and version of MLX, or else is measured when the first
-            long enough text begins: about 25 forwards.
+            its proposers, machine and version of MLX, or else is measured behind the first
+            token of the first long enough text: about 25 forwards.
         measure: Whether to measure; without, the table starts from a guess.
         cache_folder: Where measured costs are kept, by default in the user's cache folder.
 
     Raises:
-        OptionError: `clock` is neither of the two, or `costs` cannot be used.
+        OptionError: An option cannot be used.
     """
 
     def __init__(
@@ -74,8 +76,12 @@ class Adaptive:
         measure: bool = True,
         cache_folder: Path | None = None,
     ) -> None:
-        if clock not in ("wall", "fixed"):
-            raise OptionError(f"clock is 'wall' or 'fixed', got {clock!r}")
+        validated_choice("clock", clock, ("wall", "fixed"))
+        validated_flag("measure", measure)
+        if not isinstance(cache_folder, Path | None):
+            refuse("cache_folder", "a Path or None", cache_folder)
+        if not isinstance(costs, Costs | None):
+            refuse("costs", "Costs or None", costs)
         try:
             costs = costs and check_costs(costs)
         except ValueError as error:
@@ -95,6 +101,7 @@ class Adaptive:
         self._trials = Trials()
         self._rate = 1.0
         self._plans = 0
+        self._first = False  # the next round gives a text's first token, which waits for no draft
         self._plain_until = 0  # so many plans nobody drafts, unless something is found
         self._behind: dict[str, int] = {}
 
@@ -109,6 +116,9 @@ class Adaptive:
 
     def plan(self, remaining: int | None, /) -> Plan:
         self._plans += 1
+        if self._first:
+            self._first = False
+            return Plan(predicted=1.0, plain_seconds=self.plain_seconds or None)
         if not self._fixed and self._timing.doubts_plain(self._rate):
             return Plan()
         # Where nobody drafts little is learned: it need not be decided anew for every token.
@@ -168,6 +178,7 @@ class Adaptive:
             self._store.save(self._key, costs)
 
     def begin(self) -> None:
+        self._first = True
         self._plain_until = 0
         self._trials.begin()
         for contender in self._contenders:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from speculate.errors import OptionError
-from speculate.protocols import SpeculativeModel, Strategy
+from speculate.protocols import Proposer, SpeculativeModel, Strategy
 
 
 def check_proposer(proposer: object) -> None:
@@ -15,9 +16,17 @@ def check_proposer(proposer: object) -> None:
         OptionError: It is none.
     """
     if isinstance(proposer, type):
-        raise OptionError(f"{proposer.__name__} is a class: give an object of it")
-    if isinstance(proposer, SpeculativeModel | Strategy | Sequence | dict):
+        raise OptionError(f"proposer: {proposer.__name__} is a class: give an object of it")
+    if isinstance(proposer, SpeculativeModel | Strategy | Sequence | dict) or not _named(proposer):
         raise OptionError(
-            f"{type(proposer).__name__} is no proposer: give one, as MTPChain(), "
+            f"proposer: {type(proposer).__name__} is no proposer: give one, as MTPChain(), "
             "DraftModel(draft) or PromptLookup(), and several one by one"
         )
+
+
+def _named(proposer: object) -> bool:
+    """Whether it has the name that every proposer has. Wrappers may pass it on from another."""
+    try:
+        return isinstance(cast(Proposer, proposer).name, str)
+    except AttributeError:
+        return False

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, final
 
-from speculate.errors import OptionError
 from speculate.protocols import Plan, Proposer, Round
 from speculate.strategies.checking import check_proposer
+from speculate.validation import validated_integer
 
 MAX_DEPTH: Final = 48
 """Deepest draft. Caches record 64 tokens, and a block also feeds what was not fed yet."""
@@ -20,14 +20,15 @@ class Fixed:
     Args:
         proposer: Who drafts.
         depth: Tokens to draft, 0 to 48; 0 decodes token by token.
+
+    Raises:
+        OptionError: `proposer` is none, or `depth` is out of range.
     """
 
     def __init__(self, proposer: Proposer, depth: int = 3) -> None:
-        if not 0 <= depth <= MAX_DEPTH:
-            raise OptionError(f"depth must be from 0 to {MAX_DEPTH}, got {depth}")
         check_proposer(proposer)
         self._proposer = proposer
-        self._depth = depth
+        self._depth = validated_integer("depth", depth, 0, MAX_DEPTH)
 
     @property
     def proposers(self) -> Sequence[Proposer]:

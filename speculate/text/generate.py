@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, Final, TypedDict, cast
 
+import attrs
 import mlx.core as mx
 from typing_extensions import Unpack
 
-from speculate.decoding.decoder import Decoder
+from speculate.decoding.decoder import Decoder, default_strategy
+from speculate.decoding.inputs import check_model, checked_count
 from speculate.decoding.token import Token
 from speculate.errors import OptionError
+from speculate.proposers.draft_model import DraftModel
 from speculate.protocols import Observer, Rollbackable, SpeculativeModel, Strategy
+from speculate.sampling.callables import SamplerCallable
 from speculate.sampling.options import Sampling
+from speculate.strategies.fixed import MAX_DEPTH, Fixed
 from speculate.text.prompt import Prompt, encode
 from speculate.text.stops import StopStrings
 from speculate.text.writer import Meter, Writer
+from speculate.validation import validated_flag, validated_integer
 
 if TYPE_CHECKING:
     from mlx.nn.layers.base import Module
     from mlx_lm.generate import GenerationResponse
     from mlx_lm.tokenizer_utils import TokenizerWrapper
     from transformers import PreTrainedTokenizerBase
+
+
+ELSEWHERE: Final[Mapping[str, str]] = {
+    "temp": "sampling=Sampling(temperature=...)",
+    "sampler": "sampling=sampler",
+    "depth": "strategy=Fixed(proposer, depth=...)",
+    "proposer": "strategy=Fixed(proposer, depth=3) or strategy=Adaptive(proposer)",
+    "input_embeddings": "prompt=ids, since embeddings are not supported",
+    "eos_token_ids": "adapt(model, eos_token_ids=...)",
+    "stop_tokens": "adapt(model, eos_token_ids=...), or stop= for strings",
+    "history": "Decoder.generate(..., history=...)",
+}
+"""Names that callers know from mlx-lm or from other functions, and what says the same here."""
 
 
 class DecoderOptions(TypedDict, total=False):
@@ -45,11 +64,13 @@ def stream_generate(
     prompt: Prompt,
     *,
     strategy: Strategy | None = None,
-    sampling: Sampling | None = None,
+    sampling: Sampling | SamplerCallable | None = None,
     max_tokens: int = 256,
     stop: str | Sequence[str] = (),
     chat_template: bool = False,
     prompt_cache: list[object] | list[Rollbackable] | None = None,
+    draft_model: SpeculativeModel | None = None,
+    num_draft_tokens: int | None = None,
     **options: Unpack[DecoderOptions],
 ) -> Generator[GenerationResponse, None, None]:
     """Generate text token by token, as mlx-lm's function of this name does.
@@ -59,13 +80,17 @@ def stream_generate(
         tokenizer: Its tokenizer. Its end-of-text ids end the text, besides the model's own.
         prompt: Text, or ids. On a later turn over the same cache only the new ones.
         strategy: Who drafts, and how much; see `Decoder`.
-        sampling: How tokens are chosen; greedy by default.
+        sampling: How tokens are chosen: options, or a sampler of mlx-lm; greedy by default.
         max_tokens: Tokens to generate; -1 for no limit.
         stop: Strings that end the text. The text is cut in front of the first one, wherever
             its tokens break. The cache then holds everything up to the token that completed
             the string.
         chat_template: Put a prompt of text into the tokenizer's chat template.
         prompt_cache: See `Decoder.generate`. With the last response it is given back.
+        draft_model: In place of `strategy`, as in mlx-lm: a smaller model from
+            `speculate.load` or `speculate.adapt`. It drafts besides the model's own head and
+            a lookup, as much as pays.
+        num_draft_tokens: With a draft model: it drafts alone, so many tokens in each round.
         **options: See `Decoder`. Runs on mlx-lm's generation stream by default.
 
     Returns:
@@ -79,21 +104,19 @@ def stream_generate(
     from mlx_lm.generate import generation_stream
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    unknown = options.keys() - DecoderOptions.__annotations__.keys()
-    if unknown:
-        raise OptionError(
-            f"no option is called {', '.join(sorted(unknown))}: who drafts is said by strategy=, "
-            "how tokens are chosen by sampling=, and the others are Decoder's"
-        )
-    if max_tokens == 0:
-        raise OptionError("max_tokens must not be 0 (-1 for no limit)")
+    _check_names(options)
+    if checked_count(max_tokens) == 0:
+        raise OptionError("max_tokens must not be 0 (-1: no limit)")
+    strategy = _strategy(model, strategy, draft_model, num_draft_tokens)
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
     stops = StopStrings(stop)
     ids = encode(tokenizer, prompt, chat_template=chat_template)
     stream = options["stream"] = options.get("stream") or generation_stream
     decoder = Decoder(model, strategy, sampling, **options)
-    tokens = decoder.generate(ids, max_tokens, prompt_cache, tokenizer.eos_token_ids)
+    # A tokenizer may know ids that the model has no column for: they never come.
+    ends = {id_ for id_ in tokenizer.eos_token_ids if id_ in range(model.vocab_size)}
+    tokens = decoder.generate(ids, max_tokens, prompt_cache, ends)
     return _responses(model, tokens, Writer(tokenizer, stops), len(ids), stream)
 
 
@@ -103,11 +126,13 @@ def generate(
     prompt: Prompt,
     *,
     strategy: Strategy | None = None,
-    sampling: Sampling | None = None,
+    sampling: Sampling | SamplerCallable | None = None,
     max_tokens: int = 256,
     stop: str | Sequence[str] = (),
     chat_template: bool = False,
     prompt_cache: list[object] | list[Rollbackable] | None = None,
+    draft_model: SpeculativeModel | None = None,
+    num_draft_tokens: int | None = None,
     verbose: bool = False,
     **options: Unpack[DecoderOptions],
 ) -> str:
@@ -123,9 +148,12 @@ def generate(
         stop: Strings that end the text.
         chat_template: Put a prompt of text into the tokenizer's chat template.
         prompt_cache: A list of caches.
+        draft_model: A smaller model, in place of a strategy.
+        num_draft_tokens: Tokens that it drafts in each round.
         verbose: Print the text as it comes, and mlx-lm's three lines of figures.
         **options: See `Decoder`.
     """
+    validated_flag("verbose", verbose)
     responses = stream_generate(
         model,
         tokenizer,
@@ -136,9 +164,58 @@ def generate(
         stop=stop,
         chat_template=chat_template,
         prompt_cache=prompt_cache,
+        draft_model=draft_model,
+        num_draft_tokens=num_draft_tokens,
         **options,
     )
     return "".join(_shown(responses) if verbose else (r.text for r in responses))
+
+
+def _check_names(options: Mapping[str, object]) -> None:
+    """Refuse options that there are none of, and name what stands for those of mlx-lm.
+
+    Raises:
+        OptionError: There is one.
+    """
+    unknown = sorted(options.keys() - DecoderOptions.__annotations__.keys())
+    if not unknown:
+        return
+    fields = {field.name for field in attrs.fields(Sampling)}
+    sampled = {name: f"sampling=Sampling({name}=...)" for name in fields}
+    known = {**sampled, **ELSEWHERE}
+    remedies = [f"in place of {name} give {known[name]}" for name in unknown if name in known]
+    others = "strategy= says who drafts, sampling= how tokens are chosen, and the rest is Decoder's"
+    raise OptionError(f"no option is called {', '.join(unknown)}: {'; '.join([*remedies, others])}")
+
+
+def _strategy(
+    model: SpeculativeModel,
+    strategy: Strategy | None,
+    draft_model: SpeculativeModel | None,
+    num_draft_tokens: int | None,
+) -> Strategy | None:
+    """What `draft_model` and `num_draft_tokens` say, in mlx-lm's words, as a strategy.
+
+    Raises:
+        OptionError: They do not go together, or one cannot be used.
+    """
+    if draft_model is None:
+        if num_draft_tokens is not None:
+            raise OptionError(
+                "num_draft_tokens goes with draft_model: for other proposers give strategy=, as "
+                "strategy=Fixed(MTPChain(), depth=3)"
+            )
+        return strategy
+    if strategy is not None:
+        raise OptionError(
+            "draft_model goes without a strategy: give strategy=Fixed(DraftModel(draft), depth=3) "
+            "or strategy=Adaptive(DraftModel(draft)) alone"
+        )
+    check_model(draft_model, "draft_model")
+    drafter = DraftModel(draft_model)
+    if num_draft_tokens is None:
+        return default_strategy(model, drafter)
+    return Fixed(drafter, validated_integer("num_draft_tokens", num_draft_tokens, 0, MAX_DEPTH))
 
 
 def _responses(

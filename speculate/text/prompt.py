@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 
 from speculate.errors import OptionError, PromptError
+from speculate.validation import plain_ids, validated_flag
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -29,14 +30,18 @@ def encode(
 
     Raises:
         OptionError: There is no chat template, or the prompt is not text.
-        PromptError: Ids come as an array of another shape.
+        PromptError: They are no ids, or come as an array of another shape.
     """
+    validated_flag("chat_template", chat_template)
     if isinstance(prompt, str):
         return _encode_chat(tokenizer, prompt) if chat_template else _encode_text(tokenizer, prompt)
     if chat_template:
         raise OptionError("chat_template needs a prompt of text; ids are past that")
     if not isinstance(prompt, mx.array):
-        return list(prompt)
+        try:
+            return plain_ids(prompt)
+        except TypeError as error:
+            raise PromptError(f"a prompt is text or token ids, and {error}") from error
     if prompt.ndim != 1:
         raise PromptError(f"a prompt of ids has the shape (T,), got {prompt.shape}")
     return cast("list[int]", prompt.tolist())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
-from speculate.errors import OptionError
+from speculate.validation import refuse, validated_text
 
 
 @final
@@ -17,12 +17,16 @@ class StopStrings:
 
     Args:
         strings: One string, or several.
+
+    Raises:
+        OptionError: One is empty, or no string.
     """
 
     def __init__(self, strings: str | Sequence[str]) -> None:
-        self._strings = [strings] if isinstance(strings, str) else list(strings)
-        if "" in self._strings:
-            raise OptionError("a stop string must not be empty")
+        several: object = [strings] if isinstance(strings, str) else strings
+        if isinstance(several, bytes) or not isinstance(several, Iterable):
+            refuse("stop", "a stop string, or several", strings)
+        self._strings = [validated_text("a stop string", text) for text in several]
         self._held = ""
         self._found = False
 

@@ -31,7 +31,8 @@ from speculate.strategies.off import Off
 from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
-from tests.decoding.heads import with_head
+from tests.decoding.heads import with_head, with_knowing_head
+from tests.decoding.test_abstaining import Abstaining
 from tests.decoding.watched import Broken, PassingModel, Tick, Ticker, WatchedProposer, quiet
 from tests.proposers.laws import check_draft_model, check_head
 
@@ -106,11 +107,11 @@ def test_it_leaves_a_head_as_it_was(name: str) -> None:
 
 
 def test_who_abstains_has_no_costs() -> None:
-    # After a prompt of one token a head has nothing to draft from.
-    strategy = curious(MTPChain())
+    strategy = curious(Abstaining(), MTPChain())
     tokens = list(Decoder(with_head("qwen3_5").model, strategy).generate([9], 6))
     kit.check_tokens("qwen3_5", [9], tokens)
-    assert strategy.costs[0].draft == {}
+    # A head has nothing to draft from after a prompt of one token, and has after the next.
+    assert set(strategy.costs[0].draft) == {"mtp"}
 
 
 @pytest.mark.parametrize("start", [0, 6, 7, 8, 9, 12, 40])
@@ -128,7 +129,8 @@ def test_rows_that_are_quantised_on_the_way_are_quantised_where_they_would_be(st
         assert mx.array_equal(plain.logprobs, drafted.logprobs).item()
     kit.same_content(caches[1], caches[0])
     # A block ends where rows get quantised: wider ones cannot be tried in front of it.
-    room = start - len(kit.PROMPT) if start > 5 else 99
+    # The first round, whose draft is wrong, feeds one token in front of what is measured.
+    room = start - len(kit.PROMPT) - 1 if start > 6 else 99
     rows = {rows for rows in ROWS if rows <= max(room, 0) + 1}
     assert [set(costs.forward) for costs in strategy.costs] == ([rows] if len(rows) > 1 else [])
 
@@ -166,15 +168,16 @@ MEASURING: Final = [rows for rows in ROWS for _ in range(1 + REPEATS)]
 
 
 def measured(model: Named, strategy: Strategy, limit: int = -1) -> bool:
-    """Whether a text of ten tokens begins with forwards that measure."""
+    """Whether forwards measure behind the first token of a text of ten."""
     model.widths.clear()
     running = Decoder(model, strategy).generate(kit.PROMPT, limit)
     tokens = list(islice(running, 10))
     running.close()
     kit.check_tokens("dense", kit.PROMPT, tokens)
-    # The prompt comes first.
-    found = model.widths[1 : 1 + len(MEASURING)] == MEASURING
-    assert found or 9 not in model.widths[1:]
+    # The prompt comes first, and then a plain step.
+    assert model.widths[:2] == [len(kit.PROMPT) - 1, 1]
+    found = model.widths[2 : 2 + len(MEASURING)] == MEASURING
+    assert found or 9 not in model.widths[2:]
     return found
 
 
@@ -214,6 +217,59 @@ def test_a_short_text_and_one_without_a_clock_measure_nothing(tmp_path: Path) ->
     assert not measured(model, Adaptive(cache_folder=tmp_path))
     assert list(tmp_path.iterdir()) == []
     assert measured(model, strategy, WORTH_MEASURING)
+
+
+# It waits until the first token is out.
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_first_token_waits_for_no_probe_and_for_no_head(known: bool, tmp_path: Path) -> None:
+    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 20)]
+    adapted, head = with_knowing_head("dense", text)
+    model = Named(adapted.model)
+    # A head that is always right and costs nothing would draft at once.
+    costs = Costs(0, {1: 0.01, 9: 0.0101}, {"mtp": 0.0})
+    strategy = (
+        Adaptive(MTPChain(), costs=costs, clock="fixed")
+        if known
+        else Adaptive(MTPChain(), PromptLookup(), cache_folder=tmp_path)
+    )
+    decoder = Decoder(model, strategy)
+    running = decoder.generate(kit.PROMPT, -1)
+    tokens = [next(running)]
+    assert model.widths == [len(kit.PROMPT) - 1, 1]
+    assert head.widths == []
+    tokens += islice(running, 9)
+    running.close()
+    assert (9 in model.widths) is not known
+    assert head.widths
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+
+
+def test_a_text_of_one_token_and_one_that_is_closed_then_measure_nothing(tmp_path: Path) -> None:
+    model = Named(kit.get("dense").model)
+    strategy = Adaptive(drafts(), cache_folder=tmp_path)
+    running = Decoder(model, strategy).generate(kit.PROMPT, -1)
+    next(running)
+    running.close()
+    assert 9 not in model.widths
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("emitted", [1, 2, 3])
+def test_settled_before_and_behind_it(emitted: int, tmp_path: Path) -> None:
+    caches = kit.stock_caches("qwen3_5")
+    model = Named(kit.get("qwen3_5").model)
+    decoder = Decoder(model, Adaptive(drafts(), PromptLookup(), cache_folder=tmp_path))
+    running = decoder.generate(kit.PROMPT, -1, caches)
+    tokens = list(islice(running, emitted))
+    decoder.settle()
+    kit.check_holds("qwen3_5", caches, [*kit.PROMPT, *kit.ids_of(tokens)])
+    tokens += islice(running, 10 - emitted)
+    running.close()
+    kit.check_tokens("qwen3_5", kit.PROMPT, tokens)
+    kit.check_holds("qwen3_5", caches, [*kit.PROMPT, *kit.ids_of(tokens)])
+    assert model.widths.count(9) == 1 + REPEATS
 
 
 # What raises meanwhile.
@@ -271,8 +327,8 @@ def test_one_that_raised_over_the_prompt_is_not_measured(
     assert strategy.plain_seconds > 0
 
 
-@pytest.mark.parametrize("at", [2, 3, 9, 16])
-def test_a_target_that_fails_while_it_is_measured_leaves_the_prompt(
+@pytest.mark.parametrize("at", [2, 3, 4, 9, 16])
+def test_a_target_that_fails_while_it_is_measured_leaves_what_was_emitted(
     at: int, tmp_path: Path
 ) -> None:
     ticker = Ticker("forward", at)
@@ -280,11 +336,16 @@ def test_a_target_that_fails_while_it_is_measured_leaves_the_prompt(
     caches = kit.stock_caches("gpt_oss")
     decoder = Decoder(model, Adaptive(drafts(), cache_folder=tmp_path))
     prompt = kit.text_of(12)
+    tokens: list[Token] = []
     with pytest.raises(Broken):
-        list(decoder.generate(prompt, -1, caches))
+        for token in decoder.generate(prompt, -1, caches):
+            tokens.append(token)
+    # Two forwards come in front: over the prompt, and for the first token.
+    assert len(tokens) == (at > 2)
+    text = [*prompt, *kit.ids_of(tokens)]
     pending = decoder.pending
-    assert pending in (None, prompt[-1])
-    kit.check_holds("gpt_oss", caches, prompt if pending is None else prompt[:-1])
+    assert pending in (None, text[-1])
+    kit.check_holds("gpt_oss", caches, text if pending is None else text[:-1])
     assert list(tmp_path.iterdir()) == []
     tokens = list(decoder.generate(prompt, 8))
     kit.check_tokens("gpt_oss", prompt, tokens)

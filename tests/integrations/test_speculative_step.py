@@ -18,6 +18,7 @@ from speculate.integrations.mlx_lm import mtp_generate_step, speculative_generat
 from speculate.loading import adapt
 from tests import tiny
 from tests.decoding import kit
+from tests.decoding.heads import with_head
 from tests.integrations.steps import PAIRS, both_caches, check_both, ids
 
 PROMPT = mx.array(kit.PROMPT)
@@ -27,12 +28,19 @@ def test_the_signature_is_mlx_lms() -> None:
     ours = inspect.signature(speculative_generate_step).parameters
     theirs = inspect.signature(stock_step).parameters
     described = [[(p.name, p.kind, p.default) for p in s.values()] for s in (ours, theirs)]
-    assert described[0] == described[1]
+    assert described[0][: len(theirs)] == described[1]
+    # And two of `generate_step`, with its defaults.
+    plain = inspect.signature(generate_step).parameters
+    more = described[0][len(theirs) :]
+    assert more == [
+        (name, plain[name].kind, plain[name].default)
+        for name in ("max_kv_size", "prompt_progress_callback")
+    ]
 
 
 def test_the_head_takes_the_same_options() -> None:
     ours = inspect.signature(mtp_generate_step).parameters
-    theirs = set(inspect.signature(stock_step).parameters) - {"draft_model"}
+    theirs = set(inspect.signature(speculative_generate_step).parameters) - {"draft_model"}
     assert set(ours) == theirs
 
 
@@ -255,3 +263,37 @@ def test_what_cannot_be_used_is_refused() -> None:
     with pytest.raises(VocabularyMismatchError):
         list(speculative_generate_step(PROMPT, model, other, prompt_cache=caches))
     check_both("dense", "dense", caches, ())
+
+
+@pytest.mark.parametrize("step", [1, 4, 512])
+def test_progress_is_reported_as_plain_decoding_reports_it(step: int) -> None:
+    target, draft = kit.get("dense"), kit.get("small_dense").stock
+    heard: list[list[tuple[int, int]]] = []
+    for run in (
+        lambda note: generate_step(
+            PROMPT, target.module, max_tokens=3, prefill_step_size=step,
+            prompt_progress_callback=note,
+        ),
+        lambda note: speculative_generate_step(
+            PROMPT, target.stock, draft, max_tokens=3, prefill_step_size=step,
+            prompt_progress_callback=note,
+        ),
+        lambda note: mtp_generate_step(
+            PROMPT, with_head("qwen3_5").model, max_tokens=3, prefill_step_size=step,
+            prompt_progress_callback=note,
+        ),
+    ):  # fmt: skip
+        heard.append([])
+        list(run(lambda done, total: heard[-1].append((done, total))))
+    assert heard[1] == heard[0]
+    assert heard[2] == heard[0]
+
+
+def test_a_bounded_cache_gives_the_tokens_of_plain_decoding() -> None:
+    # 10 rows, of which the first 4 stay: the prompt alone needs 6.
+    bounded, draft = kit.get("qwen3"), kit.get("small_dense").stock
+    plain = [t for t, _ in generate_step(PROMPT, bounded.module, max_tokens=18, max_kv_size=10)]
+    steps = speculative_generate_step(
+        PROMPT, bounded.stock, draft, num_draft_tokens=3, max_tokens=18, max_kv_size=10
+    )
+    assert ids(steps) == plain != kit.truth("qwen3", kit.PROMPT, 18)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Final
 
+import mlx.core as mx
 import pytest
 
 import speculate as sp
-from speculate.protocols import LooksBack, Proposer, Round
+from speculate.proposers import waiting
+from speculate.protocols import Forward, LooksBack, Proposer, Round
+from tests import tiny
 from tests.decoding import kit
-from tests.decoding.watched import WatchedProposer
+from tests.decoding.watched import PassingModel, WatchedProposer
+from tests.sampling.toys import TableModel
 
 TURN: Final = (11, 12, 13, 14, 15, 16, 17, 18)
 """An earlier turn."""
@@ -95,3 +100,106 @@ def test_a_turn_that_was_given_up_and_is_tried_again_still_knows_the_earlier_one
     tokens = list(decoder.generate(QUOTES, 12, caches, history=TURN))
     kit.check_tokens(name, (*TURN, *QUOTES), tokens)
     assert rounds[0].drafted == 4
+
+
+# A draft model reads them, with caches of its own.
+
+
+LONG: Final = tuple(random.Random(1).choices(range(tiny.VOCAB), k=90))
+"""An earlier turn of more tokens than share a forward with a draft."""
+
+TURNS: Final = ((*TURN, *QUOTES), LONG)
+
+
+def resumed(
+    name: str, draft: sp.SpeculativeModel, turn: Sequence[int], history: Sequence[int]
+) -> sp.Stats:
+    """What a turn takes over a cache that somebody else filled; its text is checked."""
+    caches = kit.stock_caches(name)
+    list(sp.Decoder(kit.get(name).model, sp.Off()).generate(turn, 0, caches))
+    decoder = sp.Decoder(kit.get(name).model, sp.Fixed(sp.DraftModel(draft), 4))
+    tokens = list(decoder.generate(kit.SECOND, 18, caches, history=history))
+    text = (*turn, *kit.SECOND)
+    kit.check_tokens(name, text, tokens)
+    kit.check_holds(name, caches, [*text, *kit.ids_of(tokens)])
+    return decoder.stats
+
+
+@pytest.mark.parametrize("turn", TURNS, ids=len)
+@pytest.mark.parametrize("name", ["dense", "qwen3_5", "gpt_oss"])
+def test_a_draft_model_drafts_over_a_loaded_cache_as_over_its_own(
+    name: str, turn: tuple[int, ...]
+) -> None:
+    model = kit.get(name).model
+    live = sp.Decoder(model, sp.Fixed(sp.DraftModel(model), 4))
+    caches = kit.stock_caches(name)
+    list(live.generate(turn, 0, caches))
+    list(live.generate(kit.SECOND, 18, caches))
+    # The target drafts for itself: who has read the same text is always right.
+    assert live.stats.accepted_tokens == live.stats.draft_tokens > 0
+    for history in (turn, (1, 2, *turn)):
+        stats = resumed(name, model, turn, history)
+        assert (stats.rounds, stats.accepted_tokens) == (
+            live.stats.rounds,
+            live.stats.accepted_tokens,
+        )
+
+
+@pytest.mark.parametrize("name", ["dense", "qwen3_5"])
+def test_a_history_that_lies_or_is_cut_short_costs_acceptance_alone(name: str) -> None:
+    model = kit.get(name).model
+    true = resumed(name, model, LONG, LONG)
+    for history in (LONG[::-1], LONG[:-1], LONG[1:], (7,), ()):
+        told = resumed(name, model, LONG, history)
+        assert told.accepted_tokens < true.accepted_tokens
+
+
+def test_a_history_with_ids_that_the_draft_has_not_is_not_read() -> None:
+    small = Counted(TableModel(mx.zeros((60, 60))))
+    assert max(LONG) >= 60
+    resumed("dense", small, LONG, LONG)
+    assert sum(small.widths) < len(LONG)
+
+
+def test_a_history_is_read_when_a_draft_is_asked_for_and_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "CHUNK", 32)
+    draft = Counted(kit.get("small_dense").model)
+    resumed("dense", draft, LONG, LONG)
+    # The prompt's first tokens come behind the turn's, and the draft's first step after them.
+    assert draft.widths[:4] == [32, 32, 28, 1]
+    proposer = sp.DraftModel(draft)
+    draft.widths.clear()
+    proposer.attach(kit.get("dense").model)
+    proposer.begin(len(LONG))
+    proposer.look_back(LONG)
+    assert proposer.position() == proposer.behind() == len(LONG)
+    assert draft.widths == []
+
+
+def test_caches_that_the_caller_gave_are_read_up_to_the_text() -> None:
+    model = kit.get("dense").model
+    for held in (0, 30, len(LONG)):
+        own = model.make_cache()
+        if held:
+            model.forward(mx.array([LONG[:held]]), own)
+        caches = kit.stock_caches("dense")
+        list(sp.Decoder(model, sp.Off()).generate(LONG, 0, caches))
+        decoder = sp.Decoder(model, sp.Fixed(sp.DraftModel(model, cache=own), 4))
+        tokens = list(decoder.generate(kit.SECOND, 18, caches, history=LONG))
+        kit.check_tokens("dense", (*LONG, *kit.SECOND), tokens)
+        assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 0
+        assert {cache.length() for cache in own} == {len(LONG) + len(kit.SECOND) + 18}
+
+
+class Counted(PassingModel):
+    """Notes how wide its forwards are."""
+
+    def __init__(self, model: sp.SpeculativeModel) -> None:
+        super().__init__(model)
+        self.widths: list[int] = []
+
+    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+        self.widths.append(tokens.shape[1])
+        return self.inner.forward(tokens, cache)

@@ -100,10 +100,13 @@ def test_ids_of_any_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_ngram": 0}, "min_ngram must be at least 1, got 0"),
-        ({"max_ngram": 1}, "max_ngram must be at least min_ngram, 2; got 1"),
-        ({"window": 2}, "window must be more than min_ngram, 2, to find anything; got 2"),
-        ({"window": 0}, "window must be more than min_ngram"),
+        ({"min_ngram": 0}, "min_ngram must be an integer of at least 1, got 0"),
+        ({"max_ngram": 1}, r"max_ngram must be an integer of at least 2 \(min_ngram\), got 1"),
+        (
+            {"window": 2},
+            r"window must be an integer of at least 3 \(more than min_ngram, .*\), got 2",
+        ),
+        ({"window": 0}, "window must be an integer of at least 3"),
     ],
 )
 def test_options_that_cannot_be_used(options: dict[str, int], message: str) -> None:

@@ -66,6 +66,7 @@ def test_one_that_failed_is_left_alone_until_the_next_text_begins(
     strategy.missing_costs("key", 10, None)
     assert strategy.plan(None).proposer is None
     strategy.begin()
+    assert strategy.plan(None).proposer is None  # the first round of any text
     assert strategy.plan(None).proposer is guesser
 
 

@@ -182,3 +182,29 @@ def test_closing_gives_it_back_as_well() -> None:
     found = [next(responses).token for _ in range(3)]
     responses.close()
     kit.check_holds("qwen3_5", caches, [*kit.PROMPT, *found])
+
+
+# mlx-lm's words for a draft model.
+
+
+@pytest.mark.parametrize("count", [None, 0, 2, 5])
+def test_a_draft_model_may_be_named_as_in_mlx_lm(count: int | None) -> None:
+    model, tokenizer = kit.get("qwen3_5").model, words.wrapper()
+    found = list(
+        sp.stream_generate(
+            model, tokenizer, kit.PROMPT, max_tokens=12, draft_model=model, num_draft_tokens=count
+        )
+    )
+    assert [r.token for r in found] == kit.truth("qwen3_5", kit.PROMPT, 12)
+    if count is not None:
+        # The target drafts for itself, so that each of a round's drafts is accepted.
+        rounds = [*([True] * count), False] * 12
+        assert [r.from_draft for r in found][:-1] == rounds[:11]
+
+
+def test_a_draft_model_goes_without_a_strategy() -> None:
+    model, tokenizer = kit.get("dense").model, words.wrapper()
+    with pytest.raises(OptionError, match=r"draft_model .*strategy=Fixed"):
+        sp.generate(model, tokenizer, [1], draft_model=model, strategy=sp.Off())
+    with pytest.raises(OptionError, match=r"num_draft_tokens .*draft_model.*strategy=Fixed"):
+        sp.generate(model, tokenizer, [1], num_draft_tokens=2)

@@ -32,31 +32,22 @@ DRAFTS: Final = (1, 4)
 """Depths that are timed. The difference has no catching up in it."""
 
 
-def misses_costs(setup: Setup, context: int, remaining: int | None) -> bool:
-    """Whether the strategy wants costs to be measured in this text.
+def measure_costs(
+    setup: Setup, target: Target, text: Sequence[int], context: int, remaining: int | None
+) -> None:
+    """Measure for a strategy that misses it. Leaves every cache as it was.
 
     Args:
         setup: The decoder's parts.
+        target: With the text in its caches, except the newest token.
+        text: Ids that such forwards are fed, ending with the newest token.
         context: Tokens of text in front.
         remaining: Tokens to emit at most; `None` without a limit.
     """
     strategy = setup.strategy
     if not isinstance(strategy, UsesCosts):
-        return False
-    return strategy.missing_costs(_key(setup), context, remaining)
-
-
-def measure_costs(setup: Setup, target: Target, text: Sequence[int], context: int) -> None:
-    """Measure for a strategy that misses it. Leaves every cache as it was.
-
-    Args:
-        setup: The decoder's parts.
-        target: With the text in its caches, except the last token.
-        text: Ids that such forwards are fed, ending with the last token.
-        context: Tokens of text in front, as the strategy was told.
-    """
-    strategy = setup.strategy
-    if not isinstance(strategy, UsesCosts):
+        return
+    if not strategy.missing_costs(_key(setup), context, remaining):
         return
     room = target.room()
     forward: dict[int, float] = {}

@@ -11,14 +11,14 @@ import mlx.core as mx
 from speculate.decoding.account import Account
 from speculate.decoding.block import Block
 from speculate.decoding.loan import Loan
-from speculate.decoding.measuring import measure_costs, misses_costs
+from speculate.decoding.measuring import measure_costs
 from speculate.decoding.planner import Planner
 from speculate.decoding.setup import Setup
 from speculate.decoding.stats import Stats
 from speculate.decoding.target import Target
 from speculate.decoding.token import Scores, Token, tokens_of
 from speculate.errors import SpeculateError
-from speculate.protocols import Plan
+from speculate.protocols import Plan, UsesCosts
 
 CLEAR_EVERY: Final = 256
 """Tokens after which the allocator's cache is cleared, as in mlx-lm."""
@@ -71,7 +71,8 @@ class Run:
         self._position = 0  # in the whole text, of the prompt's first token
         self._base = 0
         self.finished: bool = max_tokens == 0
-        self._unmeasured: int | None = None  # tokens in front, where costs are to be measured
+        # Where costs are to be asked for: tokens in front, and tokens to emit from there.
+        self._unmeasured: tuple[int, int | None] | None = None
 
     def start(self, prompt: Sequence[int], position: int, history: Sequence[int]) -> None:
         """Take in the prompt.
@@ -90,8 +91,8 @@ class Run:
         self._target.start()
         self._active = True
         front = position + self.committed
-        if misses_costs(self._setup, front, self._planner.remaining()):
-            self._unmeasured = front
+        if isinstance(self._setup.strategy, UsesCosts):
+            self._unmeasured = front, self._planner.remaining()
 
     def next(self) -> Token:
         """The next token. Synchronises once a block."""
@@ -123,13 +124,13 @@ class Run:
 
         About 25 forwards: the first token does not wait for them, nor does who wants no more.
         """
-        front = self._unmeasured
-        if front is None or not self._stats.emitted_tokens or self._ahead is not None:
+        place = self._unmeasured
+        if place is None or not self._stats.emitted_tokens or self._ahead is not None:
             return
         self._unmeasured = None
         self._keep_block()
         self._observe()
-        measure_costs(self._setup, self._target, self._text, front)
+        measure_costs(self._setup, self._target, self._text, *place)
 
     def pause(self) -> None:
         """Bring the caches to the emitted text. `resume` goes on from there."""

@@ -108,9 +108,9 @@ class UsesCosts(Strategy, Protocol):
     """A strategy that wants to know what forwards and drafts cost."""
 
     def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
-        """Whether to measure: asked of each text, after its prompt was taken in.
+        """Whether to measure now: asked of each text that has a second round, before that.
 
-        It is done once the first round is over, so that no first token waits for it.
+        So no first token waits for it, and the first plan is made without.
 
         Args:
             key: Tells the target, its proposers and this machine apart from others; `None`

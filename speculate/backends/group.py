@@ -219,7 +219,13 @@ class CacheGroup:
         return None
 
     def apply_keep(self, m: int, surplus: list[int] | None, /) -> None:
-        """Carry out what `plan_keep(m)` found, and make the result the kept point."""
+        """Carry out what `plan_keep(m)` found, and make the result the kept point.
+
+        Raises:
+            RewindError: No window is open. Nothing was changed.
+        """
+        if self._base is None:
+            raise RewindError("no speculation is running on these caches")
         if surplus != []:
             kept = min(m, self.fed())
             if surplus is None:

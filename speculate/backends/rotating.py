@@ -180,14 +180,6 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
     def stop_speculation(self) -> None:
         self._speculating = False
 
-    @property
-    def state(self) -> tuple[mx.array | None, mx.array | None, int, int, int, int]:
-        return self.keys, self.values, self.offset, self.keep, self.max_size, self._idx
-
-    @state.setter
-    def state(self, value: object) -> None:
-        raise RewindError("load the state into mlx-lm's RotatingKVCache, and adopt that")
-
     def checkpoint(self) -> Callable[[], None]:
         # By reference: rows that count are never written again, only rows behind them. What
         # sinks are laid over can be had back.

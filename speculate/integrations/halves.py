@@ -8,6 +8,7 @@ from typing import Self, final
 import attrs
 import mlx.core as mx
 
+from speculate.backends.adoption import refuse_shared
 from speculate.backends.joining import group_of
 from speculate.decoding.loan import Loan, OnLoan
 from speculate.errors import OptionError
@@ -38,10 +39,11 @@ def split(
     """Split a list by the number of caches that the models make.
 
     Raises:
-        OptionError: It has the length of neither part nor both.
+        OptionError: It has the length of neither part nor both, or one cache twice.
     """
     if prompt_cache is None:
         return Halves()
+    refuse_shared(prompt_cache)
     of_target = len(target.make_cache())
     of_draft = 0 if draft is None else len(draft.make_cache())
     if len(prompt_cache) == of_target:

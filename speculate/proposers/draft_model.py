@@ -48,6 +48,11 @@ class DraftModel:
                 f"{type(given).__module__}.{type(given).__name__} cannot draft: wrap a model of "
                 "mlx-lm, as DraftModel(speculate.adapt(model))"
             )
+        if cache is not None:
+            # Costs an import of mlx-lm, which whoever has caches has paid for already.
+            from speculate.backends.adoption import refuse_shared
+
+            refuse_shared(cache)
         self._draft = draft
         self._name = name
         self._given = cache

@@ -50,13 +50,50 @@ def adopt(caches: Sequence[object], *, position: int = 0) -> list[Rollbackable]:
             raise CannotRewindError(f"layer {layer}: {reason}")
     if caches and all(isinstance(cache, Rollbackable) for cache in caches):
         return [cache for cache in caches if isinstance(cache, Rollbackable)]
-    length = max((_length(cache) for cache in caches), default=0)
-    adopted = join([_adopt_one(cache, length) for cache in caches])
-    if position:
-        for late in adopted:
-            if isinstance(late, StartsLate):
-                late.start_at(position)
-    return adopted
+    put_back = contents(caches)
+    try:
+        length = max((_length(cache) for cache in caches), default=0)
+        adopted = join([_adopt_one(cache, length) for cache in caches])
+        if position:
+            for late in adopted:
+                if isinstance(late, StartsLate):
+                    late.start_at(position)
+        return adopted
+    except BaseException:
+        put_back()
+        raise
+
+
+def release(caches: Sequence[Rollbackable]) -> list[object]:
+    """Hand back the caches of a list, all of them or none.
+
+    Raises:
+        Exception: What one of them raised. They hold what they held, and it can be tried again.
+    """
+    put_back = contents(caches)
+    try:
+        return [cache.hand_back() for cache in caches]
+    except BaseException:
+        put_back()
+        raise
+
+
+def contents(caches: Sequence[object]) -> Callable[[], None]:
+    """Hold on to what caches consist of; calling the result puts it back.
+
+    For the short time in which content moves from one cache to another, attribute by attribute:
+    an interrupt, or a failure, may come between any two.
+    """
+    parts = [part for cache in caches for _, part in _parts(cache)]
+    # An object without attributes of its own holds nothing, and is refused in a moment.
+    now: list[dict[str, object]] = [getattr(part, "__dict__", {}) for part in parts]
+    held = [(attributes, dict(attributes)) for attributes in now]
+
+    def put_back() -> None:
+        for attributes, before in held:
+            attributes.update(before)
+
+    return put_back
 
 
 def refuse_shared(*lists: Sequence[object]) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import final
 
-import mlx.core as mx
-
 from speculate.backends.group import CacheGroup
 from speculate.backends.joining import group_of
+from speculate.decoding.loan import Borrowed
 from speculate.errors import OptionError, RewindError
 from speculate.protocols import Rollbackable
 
@@ -112,12 +111,20 @@ def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
         return
     group.start()
     try:
-        yield group
-    finally:
         try:
-            group.restore()
+            yield group
         finally:
-            group.stop()
+            _leave(group)
+    finally:
+        # Does what is left to do, if an interrupt came in the middle of the first.
+        _leave(group)
+
+
+def _leave(group: CacheGroup) -> None:
+    try:
+        group.restore()
+    finally:
+        group.stop()
 
 
 @contextmanager
@@ -128,18 +135,18 @@ def _adopted(caches: Sequence[object]) -> Iterator[list[Rollbackable]]:
     # Costs an import of mlx-lm, which whoever has such caches has paid for already.
     from speculate.backends.adoption import adopt
 
-    adopted = adopt(caches)
-    caches[:] = adopted
+    borrowed = Borrowed(caches, adopt)
     try:
-        yield adopted
+        try:
+            borrowed.take()
+            yield borrowed.caches
+        finally:
+            borrowed.give_back()
     finally:
-        mx.eval([cache.arrays() for cache in adopted])
-        group = group_of(adopted)
-        owed = None if group is None else group.take_owed()
-        caches[:] = [cache.hand_back() for cache in adopted]
-    if owed is not None:
+        borrowed.give_back()
+    if borrowed.lost:
         raise RewindError(
-            f"the last {owed.shape[1]} tokens that were kept are in no cache: some layer can only "
+            f"the last {borrowed.lost} tokens that were kept are in no cache: some layer can only "
             "take whole blocks back, and mlx-lm's caches cannot be owed tokens. Feed them again, "
             "or make the list with model.make_cache()."
         )

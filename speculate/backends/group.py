@@ -90,15 +90,13 @@ class CacheGroup:
                     "and take back no more than were fed since."
                 )
 
-    def replace(self, members: Sequence[Rollbackable]) -> None:
-        """Put other caches of the same lengths in the places of these, as quantising does.
-
-        Either all of it is done, or it can be done again.
-        """
-        for member in members:
-            if isinstance(member, Grouped):
-                member.join(self)
-        references, writers = [weakref.ref(member) for member in members], _writers(members)
+    def replace(self, index: int, member: Rollbackable) -> None:
+        """Put another cache of the same length in the place of one, as quantising does."""
+        if isinstance(member, Grouped):
+            member.join(self)
+        members = self.members()
+        members[index] = member
+        references, writers = [weakref.ref(one) for one in members], _writers(members)
         self._members, self._writers = references, writers
         if self._kept is not None:
             self._mark(members, Ledger(self.owed()))

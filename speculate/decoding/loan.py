@@ -57,6 +57,8 @@ class Borrowed:
         self.originals: Sequence[object] = list(caches)
         self.lost: int = 0
         self._adopt = adopt
+        # At exit, when the last generators are closed, nothing can be imported any more.
+        self._release: Callable[[Sequence[Rollbackable]], list[object]] = list
         self._adopted: list[Rollbackable] = []
         self._stock: list[object] | None = None
 
@@ -73,8 +75,9 @@ class Borrowed:
     def take(self) -> None:
         """Move the content. If it raises, the list is as it was."""
         # Costs an import of mlx-lm, which whoever has caches has paid for already.
-        from speculate.backends.adoption import contents
+        from speculate.backends.adoption import contents, release
 
+        self._release = release
         put_back = contents(self.list)
         try:
             self._adopted = self._adopt(self.list)
@@ -92,15 +95,13 @@ class Borrowed:
         """
         if not self._adopted:
             return
-        from speculate.backends.adoption import release
-
         try:
             if self._stock is None:
                 try:
                     mx.eval([cache.arrays() for cache in self._adopted])
                 finally:
                     self._take_owed()
-                    self._stock = release(self._adopted)
+                    self._stock = self._release(self._adopted)
         finally:
             self.list[:] = self._adopted if self._stock is None else self._stock
         self._adopted = []

@@ -14,7 +14,7 @@ from speculate.protocols import Commit, Rollbackable
 def prefill(
     setup: Setup, caches: list[Rollbackable], quantizer: Quantizer, prompt: Sequence[int]
 ) -> None:
-    """Feed all tokens of `prompt` but the last, in mlx-lm's chunks. Nothing is recorded meanwhile."""
+    """Feed all tokens of `prompt` but the last, in mlx-lm's chunks, and record nothing."""
     setup.report(0, len(prompt))
     last = len(prompt) - 1
     for start in range(0, last, setup.prefill_step_size):

@@ -68,9 +68,13 @@ class Quantizer:
                     )
 
     def replace(self, caches: Sequence[Rollbackable]) -> None:
-        """Put other caches of the same lengths in the place of all of them."""
-        if self._group is not None:
-            self._group.replace(caches)
+        """Put other caches of the same lengths in the places of some, or all, of them.
+
+        Can be called again if an interrupt came: until the last step the list is the old one.
+        """
+        for layer, cache in enumerate(caches):
+            if self._group is not None and cache is not self._caches[layer]:
+                self._group.replace(layer, cache)
         self._caches[:] = caches
 
     def room(self) -> int | None:

@@ -106,10 +106,10 @@ class Run:
         self.committed = len(prompt) - 1
         self.unfed = prompt[-1]
         self._target.start()
-        front = position + self.committed
-        measure_costs(self._setup, self._target, prompt, front, self._planner.remaining())
         self._active = True
         self._target.begun()
+        front = position + self.committed
+        measure_costs(self._setup, self._target, prompt, front, self._planner.remaining())
 
     def next(self) -> Token:
         """The next token. Synchronises once a block."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Final, final
+from typing import Any, Final, final
 
 import speculate
 
@@ -14,7 +14,7 @@ PACKAGE: Final = str(Path(speculate.__file__).parent)
 NOT_OURS: Final = str(Path(PACKAGE) / "testing")
 """Fakes, which stand for parts of somebody else."""
 
-Trace = Callable[[FrameType, str, object], object]
+Trace = Callable[[FrameType, str, Any], Any]
 
 
 @final

@@ -15,6 +15,8 @@ from speculate.backends.group import RECORD_WINDOW
 from speculate.backends.member import AbandonsByCheckpoint
 from speculate.backends.offset import TrimsByOffset
 
+Content = tuple[mx.array | None, mx.array | None, int, int, int]
+
 
 @final
 class RewindableChunkedKVCache(AbandonsByCheckpoint, TrimsByOffset, ChunkedKVCache):
@@ -29,15 +31,23 @@ class RewindableChunkedKVCache(AbandonsByCheckpoint, TrimsByOffset, ChunkedKVCac
     def adopt(cls, stock: object) -> "RewindableChunkedKVCache":
         assert isinstance(stock, ChunkedKVCache)
         cache = cls(stock.chunk_size)
-        cache.state, cache._source = stock.state, stock
+        cache._fill(stock.state)
+        cache._source = stock
         stock.state = (None, None, 0, stock.chunk_size, 0)
         return cache
 
     def hand_back(self) -> ChunkedKVCache:
         stock = self._source or ChunkedKVCache(self.chunk_size)
-        stock.state = self.state
-        self.state = (None, None, 0, self.chunk_size, 0)
+        stock.state = self._content()
+        self._fill((None, None, 0, self.chunk_size, 0))
         return stock
+
+    def _content(self) -> Content:
+        """As mlx-lm's `state` tells it, which is not to be read of a cache of this package."""
+        return self.keys, self.values, self.offset, self.chunk_size, self.start_position
+
+    def _fill(self, content: Content) -> None:
+        self.keys, self.values, self.offset, self.chunk_size, self.start_position = content
 
     @override
     def maybe_trim_front(self) -> None:
@@ -63,10 +73,10 @@ class RewindableChunkedKVCache(AbandonsByCheckpoint, TrimsByOffset, ChunkedKVCac
     @override
     def checkpoint(self) -> Callable[[], None]:
         # By reference: rows that count are never written again, only rows behind them.
-        before = self.state
+        before = self._content()
 
         def go_back() -> None:
-            self.state = before
+            self._fill(before)
 
         return go_back
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import entry_points
 from typing import Final, cast
 
@@ -22,7 +22,7 @@ from speculate.backends.kv import RewindableKVCache
 from speculate.backends.member import StartsLate
 from speculate.backends.quantized_kv import RewindableQuantizedKVCache
 from speculate.backends.rotating import RewindableRotatingKVCache
-from speculate.errors import CannotRewindError
+from speculate.errors import CannotRewindError, OptionError
 from speculate.protocols import Rollbackable
 
 ENTRY_POINTS: Final = "speculate.backends"
@@ -41,20 +41,101 @@ def adopt(caches: Sequence[object], *, position: int = 0) -> list[Rollbackable]:
     Raises:
         CannotRewindError: Names the first layer whose cache nothing here can rewind.
             Nothing was moved.
+        OptionError: Two layers share a cache. Nothing was moved.
     """
+    refuse_shared(caches)
     for layer, cache in enumerate(caches):
         reason = _why_not(cache)
         if reason is not None:
             raise CannotRewindError(f"layer {layer}: {reason}")
     if caches and all(isinstance(cache, Rollbackable) for cache in caches):
         return [cache for cache in caches if isinstance(cache, Rollbackable)]
-    length = max((_length(cache) for cache in caches), default=0)
-    adopted = join([_adopt_one(cache, length) for cache in caches])
-    if position:
-        for late in adopted:
-            if isinstance(late, StartsLate):
-                late.start_at(position)
-    return adopted
+    put_back = contents(caches)
+    try:
+        length = max((_length(cache) for cache in caches), default=0)
+        adopted = join([_adopt_one(cache, length) for cache in caches])
+        if position:
+            for late in adopted:
+                if isinstance(late, StartsLate):
+                    late.start_at(position)
+        return adopted
+    except BaseException:
+        put_back()
+        raise
+
+
+def release(caches: Sequence[Rollbackable]) -> list[object]:
+    """Hand back the caches of a list, all of them or none.
+
+    Raises:
+        Exception: What one of them raised. They hold what they held, and it can be tried again.
+    """
+    put_back = contents(caches)
+    try:
+        return [cache.hand_back() for cache in caches]
+    except BaseException:
+        put_back()
+        raise
+
+
+def contents(caches: Sequence[object]) -> Callable[[], None]:
+    """Hold on to what caches consist of; calling the result puts it back.
+
+    For the short time in which content moves from one cache to another, attribute by attribute:
+    an interrupt, or a failure, may come between any two.
+    """
+    parts = [part for cache in caches for _, part in _parts(cache)]
+    # An object without attributes of its own holds nothing, and is refused in a moment.
+    now: list[dict[str, object]] = [getattr(part, "__dict__", {}) for part in parts]
+    held = [(attributes, dict(attributes)) for attributes in now]
+
+    def put_back() -> None:
+        for attributes, before in held:
+            attributes.update(before)
+
+    return put_back
+
+
+def refuse_shared(*lists: Sequence[object]) -> None:
+    """Refuse a cache that stands at two places: rows of one layer would replace another's.
+
+    Args:
+        lists: Each a model's whole list. No cache may be in two of them either.
+
+    Raises:
+        OptionError: Names both places.
+    """
+    owners: dict[int, tuple[str, object]] = {}
+    for number, caches in enumerate(lists):
+        for layer, cache in enumerate(caches):
+            of_list = f" of list {number}" if len(lists) > 1 else ""
+            for place, part in _parts(cache, f"layer {layer}{of_list}"):
+                shared = next((o for o in map(owners.get, {id(part), *_rows(part)}) if o), None)
+                if shared is not None:
+                    what = "one" if shared[1] is part else "the rows of one"
+                    raise OptionError(
+                        f"{shared[0]} and {place} share {what} {type(part).__name__}, and each "
+                        "would write over what the other keeps: give every layer a cache of its "
+                        "own, from model.make_cache() or mlx_lm's make_prompt_cache(model)"
+                    )
+                owners |= dict.fromkeys({id(part), *_rows(part)}, (place, part))
+
+
+def _parts(cache: object, place: str = "") -> Iterator[tuple[str, object]]:
+    """A cache and everything in it that is a cache of its own, each with its place."""
+    yield place, cache
+    if isinstance(cache, CacheList):
+        for index, member in enumerate(cache.caches):
+            yield from _parts(member, f"member {index} of {place}")
+
+
+def _rows(cache: object) -> set[int]:
+    """Identities of the buffers that a cache writes in place. The entries of a state are not."""
+    if not isinstance(cache, KVCache | QuantizedKVCache | RotatingKVCache):
+        return set()
+    buffers = (cache.keys, cache.values)
+    rows = [part for one in buffers for part in (one if isinstance(one, tuple | list) else [one])]
+    return {id(part) for part in rows if part is not None}
 
 
 def _why_not(cache: object) -> str | None:

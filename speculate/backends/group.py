@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, cast
 
+import attrs
 import mlx.core as mx
 
 from speculate.backends.ledger import Ledger
@@ -17,6 +18,22 @@ from speculate.protocols import Rollbackable
 
 RECORD_WINDOW: Final = 64
 """Tokens that a speculating cache can always take back, if it was fed that many."""
+
+
+@attrs.frozen(eq=False)
+class KeptPoint:
+    """A point that the caches of a window return to.
+
+    Attributes:
+        members: The caches. In a window they are held: the garbage collector clears weak
+            references before it closes a generator, which then has to bring them to its text.
+        lengths: Of each.
+        go_back: Returns each to this point.
+    """
+
+    members: Sequence[Rollbackable]
+    lengths: Sequence[int]
+    go_back: Sequence[Callable[[], None]]
 
 
 class CacheGroup:
@@ -29,12 +46,8 @@ class CacheGroup:
         # Weak, since every member holds the group: a cycle would keep large buffers
         # alive until the garbage collector happens to run.
         self._members = [weakref.ref(member) for member in members]
-        # In a window they are held: the garbage collector clears weak references before it
-        # closes a generator, which then has to bring them to its text.
-        self._held: list[Rollbackable] = []
         self._writers = _writers(members)
-        self._base: list[int] | None = None
-        self._go_back: list[Callable[[], None]] = []
+        self._kept: KeptPoint | None = None
         self._ledger = Ledger()
         self._open = False
 
@@ -44,7 +57,7 @@ class CacheGroup:
         members = [copy.deepcopy(member, memo) for member in self.members()]
         twin._members = [weakref.ref(member) for member in members]
         twin._writers = _writers(members)
-        twin._ledger.owe(self.owed())
+        twin._ledger = Ledger(self.owed())
         return twin
 
     def members(self) -> list[Rollbackable]:
@@ -52,7 +65,7 @@ class CacheGroup:
         return [member for member in self._found() if member is not None]
 
     def _found(self) -> Sequence[Rollbackable | None]:
-        return self._held or [member() for member in self._members]
+        return self._kept.members if self._kept else [member() for member in self._members]
 
     def check_trim(self, asking: CanTrim, n: int, /) -> None:
         """Refuse a trim that a member in the same state as `asking` could not follow.
@@ -64,8 +77,8 @@ class CacheGroup:
             RewindError: Names the first layer that cannot take `n` tokens back.
         """
         length = asking.length()
-        if self._base is not None and n > 0:
-            pairs = zip(self.members(), self._base, strict=True)
+        if self._kept is not None and n > 0:
+            pairs = zip(self.members(), self._kept.lengths, strict=True)
             fed = next((length - base for member, base in pairs if member is asking), n)
             if n > fed:
                 raise RewindError(f"cannot take back {n} tokens: {fed} since the kept point")
@@ -79,14 +92,14 @@ class CacheGroup:
 
     def replace(self, index: int, member: Rollbackable) -> None:
         """Put another cache of the same length in the place of one, as quantising does."""
-        self._members[index] = weakref.ref(member)
-        if self._held:
-            self._held[index] = member
-        self._writers = _writers(self.members())
         if isinstance(member, Grouped):
             member.join(self)
-        if self._base is not None:
-            self.mark()
+        members = self.members()
+        members[index] = member
+        references, writers = [weakref.ref(one) for one in members], _writers(members)
+        self._members, self._writers = references, writers
+        if self._kept is not None:
+            self._mark(members, Ledger(self.owed()))
 
     # One forward: called by a model's adapter.
 
@@ -113,20 +126,21 @@ class CacheGroup:
             writer.open_block()
         owed = self.owed()
         fed = tokens if owed is None else mx.concatenate([owed, tokens], axis=1)
-        self._open = True
         try:
-            yield fed
-        except BaseException:
-            for writer in writers:
-                writer.abandon_block()
-            surplus = zip(self.members(), before, strict=True)
-            self._take_back([member.length() - length for member, length in surplus])
-            raise
+            try:
+                self._open = True
+                yield fed
+            except BaseException:
+                for writer in writers:
+                    writer.abandon_block()
+                surplus = zip(self.members(), before, strict=True)
+                self._take_back([member.length() - length for member, length in surplus])
+                raise
         finally:
             self._open = False
         for writer in writers:
             writer.close_block(fed.shape[1])
-        if self._base is None:
+        if self._kept is None:
             self._ledger.pay()
         else:
             self._ledger.add(fed)
@@ -139,28 +153,27 @@ class CacheGroup:
         Raises:
             RewindError: Somebody records already: one window at a time.
         """
-        if self._base is not None:
+        if self._kept is not None:
             raise RewindError("these caches are in a window already: leave it, or use that one")
         self.mark()
 
     def mark(self) -> None:
         """Make the present the kept point of the window: nothing is taken back."""
-        members = self.members()
+        self._mark(self.members(), Ledger(self.owed()))
+
+    def _mark(self, members: Sequence[Rollbackable], ledger: Ledger) -> None:
+        """Make the present the kept point, or leave the one before: nothing in between."""
         for member in members:
             member.start_speculation()
-        self._held = members
-        self._base = self._lengths()
-        self._go_back = [member.checkpoint() for member in members]
-        self._ledger.forget()
+        lengths = [member.length() for member in members]
+        kept = KeptPoint(members, lengths, [member.checkpoint() for member in members])
+        self._kept, self._ledger = kept, ledger
 
     def stop(self) -> None:
         """Stop recording. Call `restore` first, unless everything fed is to stay."""
         for member in self.members():
             member.stop_speculation()
-        self._held = []
-        self._base = None
-        self._go_back = []
-        self._ledger.forget()
+        self._kept, self._ledger = None, Ledger(self.owed())
 
     def fed(self) -> int:
         """Tokens fed since the kept point, without those fed again because they were owed."""
@@ -169,7 +182,7 @@ class CacheGroup:
 
     def _cut(self) -> None:
         """Forget tokens that `trim` took back behind the window's back."""
-        if self._base is not None and not self._ledger.empty:
+        if self._kept is not None and not self._ledger.empty:
             self._ledger.cut(max(self._fed_by_member(), default=0))
 
     def owed(self) -> mx.array | None:
@@ -189,17 +202,13 @@ class CacheGroup:
     @contextmanager
     def paying(self) -> Iterator[mx.array]:
         """Feed the owed tokens `(1, m)` alone: they are text, and behind a kept point then."""
-        owed = self.take_owed()
+        owed = self.owed()
         if owed is None:
             raise RewindError("nothing is owed")
-        try:
-            with self.block(owed) as fed:
-                yield fed
-        except BaseException:
-            self._ledger.owe(owed)
-            raise
-        if self._base is not None:
-            self.mark()
+        with self.block(owed[:, :0]) as fed:
+            yield fed
+        if self._kept is not None:
+            self.apply_keep(0, [])
 
     def plan_keep(self, m: int, /) -> list[int] | None:
         """How many tokens each member takes back so that `m` stay, or as few more as it must.
@@ -219,26 +228,29 @@ class CacheGroup:
         return None
 
     def apply_keep(self, m: int, surplus: list[int] | None, /) -> None:
-        """Carry out what `plan_keep(m)` found, and make the result the kept point."""
-        if surplus != []:
-            kept = min(m, self.fed())
-            if surplus is None:
-                self._return()
-            else:
-                self._take_back(surplus)
-            self._ledger.settle(kept, landed=max(self._fed_by_member(), default=0))
-        elif not self._ledger.empty:
-            self._ledger.pay()
-        self.mark()
+        """Carry out what `plan_keep(m)` found, and make the result the kept point.
+
+        Raises:
+            RewindError: No window is open. Nothing was changed.
+        """
+        if self._kept is None:
+            raise RewindError("no speculation is running on these caches")
+        kept = min(m, self.fed())
+        if surplus is None:
+            self._return()
+        elif surplus:
+            self._take_back(surplus)
+        landed = max(self._fed_by_member(), default=0)
+        self._mark(self.members(), Ledger(self._ledger.owed_after(kept, landed)))
 
     def restore(self) -> None:
         """Return to the kept point, if there is one."""
-        if self._base is not None:
+        if self._kept is not None:
             self._return()
-            self.mark()
+            self._mark(self.members(), Ledger(self._ledger.owed_at_kept_point()))
 
     def _return(self) -> None:
-        for go_back in self._go_back:
+        for go_back in self._kept.go_back if self._kept else ():
             go_back()
 
     def _take_back(self, surplus: Sequence[int]) -> None:
@@ -247,9 +259,10 @@ class CacheGroup:
                 member.trim(n)
 
     def _fed_by_member(self) -> list[int]:
-        if self._base is None:
+        if self._kept is None:
             raise RewindError("no speculation is running on these caches")
-        return [length - b for length, b in zip(self._lengths(), self._base, strict=True)]
+        pairs = zip(self._lengths(), self._kept.lengths, strict=True)
+        return [length - base for length, base in pairs]
 
     def _lengths(self) -> list[int]:
         return [member.length() for member in self.members()]

@@ -16,11 +16,14 @@ class Ledger:
 
     Owed tokens are kept, but in no cache any more, because some layer could only return to
     a point before them. They are fed again in front of the next block.
+
+    Args:
+        owed: `(1, m)`, at the kept point. Every kept point has a ledger of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owed: mx.array | None = None) -> None:
         self._log: list[mx.array] = []
-        self._owed: mx.array | None = None
+        self._owed = owed
 
     def add(self, fed: mx.array) -> None:
         """Blocks `(1, T)` as they are fed, the owed tokens in front of the first."""
@@ -31,17 +34,9 @@ class Ledger:
         if self._log and sum(block.shape[1] for block in self._log) > landed:
             self._log = [mx.concatenate(self._log, axis=1)[:, :landed]] if landed else []
 
-    def forget(self) -> None:
-        """What was fed is text now, or was taken back."""
-        self._log = []
-
     def pay(self) -> None:
         """The owed tokens are in the caches, for good."""
         self._owed = None
-
-    def owe(self, tokens: mx.array | None) -> None:
-        """`tokens` `(1, m)` are to be fed again."""
-        self._owed = tokens
 
     @property
     def empty(self) -> bool:
@@ -60,21 +55,25 @@ class Ledger:
         """Tokens `(1, m)` that go in front of the next block."""
         return None if self._log else self._owed
 
+    def owed_at_kept_point(self) -> mx.array | None:
+        """Tokens `(1, m)` that were owed there, whether they have been fed since or not."""
+        return self._owed
+
     def owes_much(self) -> bool:
         """Whether the owed tokens are better fed as a block of their own."""
         return not self._log and self._rows() >= OWED_AT_MOST
 
-    def settle(self, kept: int, landed: int) -> None:
-        """After a rewind: owe what is kept of the fed tokens and is in no cache any more.
+    def owed_after(self, kept: int, landed: int) -> mx.array | None:
+        """What is owed once a rewind is done: kept of the fed tokens, and in no cache any more.
 
         Args:
             kept: Tokens kept, without those that were owed before.
             landed: Tokens fed since the kept point that the caches still hold.
         """
-        if self._log:
-            keep = self._rows() + kept
-            owes = landed < keep
-            self._owed = mx.concatenate(self._log, axis=1)[:, landed:keep] if owes else None
+        if not self._log:
+            return self._owed
+        keep = self._rows() + kept
+        return mx.concatenate(self._log, axis=1)[:, landed:keep] if landed < keep else None
 
     def _rows(self) -> int:
         return 0 if self._owed is None else self._owed.shape[1]

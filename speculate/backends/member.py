@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
+import mlx.core as mx
 from typing_extensions import Protocol, runtime_checkable
 
 from speculate.errors import RewindError
@@ -14,10 +15,39 @@ if TYPE_CHECKING:
     from speculate.backends.group import CacheGroup
 
 
+@final
+class NotSaved:
+    """In the `state` of a rewindable cache: mlx-lm refuses to save it, and says why."""
+
+    def __str__(self) -> str:
+        return (
+            "caches that can take tokens back, which mlx-lm could not load again. Leave the "
+            "speculation() block first, so that the list holds mlx-lm's caches, or save "
+            "[cache.hand_back() for cache in caches]"
+        )
+
+
 class GroupMember:
     """Mixed into a cache that belongs to a `CacheGroup`. Holds nothing but the group."""
 
     _group: CacheGroup | None = None
+
+    def arrays(self) -> list[mx.array]:
+        """Every array the cache holds; see `Rollbackable`."""
+        raise NotImplementedError
+
+    @property
+    def state(self) -> tuple[list[mx.array], NotSaved]:
+        """What loops written for mlx-lm evaluate.
+
+        mlx-lm's `save_prompt_cache` writes the name of a cache's class into its file, and finds
+        only its own classes again. So it is stopped from saving this one.
+        """
+        return self.arrays(), NotSaved()
+
+    @state.setter
+    def state(self, value: object) -> None:
+        raise RewindError("load the state into mlx-lm's cache, and adopt that")
 
     def group(self) -> CacheGroup | None:
         """The caches that are rewound together with this one."""

@@ -53,10 +53,9 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         """Move the rows out of `stock`, which `hand_back` refills."""
         cache = cls(stock.max_size, stock.keep)
         if stock.keys is not None:
-            cache.keys = stock._temporal_order(stock.keys)
-            cache.values = stock._temporal_order(stock.values)
-            cache.offset = stock.offset
-            cache._idx = cache.keys.shape[2]
+            keys, values = stock._temporal_order(stock.keys), stock._temporal_order(stock.values)
+            cache.keys, cache.values = keys, values
+            cache.offset, cache._idx = stock.offset, keys.shape[2]
         stock.keys, stock.values, stock.offset, stock._idx = None, None, 0, 0
         cache._source = stock
         return cache
@@ -69,10 +68,11 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         window = self.newest(min(self.rows(), self.max_size))
         if window is not None:
             # Copies: a view would keep the whole buffer alive, and make the next write copy it.
-            stock.keys, stock.values = (mx.contiguous(rows) for rows in window)
-            stock.offset, stock._idx = self.offset, stock.keys.shape[2]
+            keys, values = (mx.contiguous(rows) for rows in window)
             # Left lazy, they could not be read in another thread.
-            mx.eval(stock.keys, stock.values)
+            mx.eval(keys, values)
+            moved = (keys, values, self.offset, self.keep, self.max_size, keys.shape[2])
+            stock.state = moved
         self.keys, self.values, self.offset, self._idx = None, None, 0, 0
         self._sinks = self._new_sinks()
         return stock
@@ -179,14 +179,6 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
 
     def stop_speculation(self) -> None:
         self._speculating = False
-
-    @property
-    def state(self) -> tuple[mx.array | None, mx.array | None, int, int, int, int]:
-        return self.keys, self.values, self.offset, self.keep, self.max_size, self._idx
-
-    @state.setter
-    def state(self, value: object) -> None:
-        raise RewindError("load the state into mlx-lm's RotatingKVCache, and adopt that")
 
     def checkpoint(self) -> Callable[[], None]:
         # By reference: rows that count are never written again, only rows behind them. What

@@ -101,8 +101,9 @@ class Sinks:
         again = self._sinks
         if start < self._at:
             again = mx.concatenate([again, self._covered[..., start : self._at, :]], axis=2)
-        buffer[..., start : start + again.shape[2], :] = again
-        self._at = start
+        end = start + again.shape[2]
+        # In one line: no interrupt comes between what is written and where it is.
+        buffer[..., start:end, :], self._at = again, start
 
     def _save(self, buffer: mx.array, start: int) -> None:
         """Copy the rows that the sinks cover once they are laid from `start` on."""

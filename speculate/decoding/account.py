@@ -31,6 +31,7 @@ class Account:
         self._ended = 0.0
         self._observing = 0.0
         self._context = 0
+        self._index = 0
 
     @contextmanager
     def timed(self, *, launched: bool) -> Iterator[None]:
@@ -53,21 +54,24 @@ class Account:
             block: The block.
             context: Tokens of text in front of what it gives.
         """
-        self._block, self._context = block, context
+        self._block, self._context, self._index = block, context, self._stats.rounds
 
     def close(self, emitted: int, accepted: int, *, cut: bool) -> None:
         """Nothing more of the open block will be emitted.
+
+        Can be called again: it goes on where an interrupt came. Strategy and observer hear of a
+        round once at most.
 
         Args:
             emitted: Tokens that came out of it.
             accepted: Drafts that stood.
             cut: The text ended in this block.
         """
-        block, self._block = self._block, None
+        block = self._block
         if block is None or not emitted:
             return
         round = Round(
-            index=self._stats.rounds,
+            index=self._index,
             proposer=block.proposer if block.drafted else None,
             planned=block.plan.depth,
             drafted=block.drafted,
@@ -82,7 +86,9 @@ class Account:
             asked=block.proposer,
             ahead=self._ahead,
         )
-        self._stats.count(round)
+        if self._stats.rounds == self._index:
+            self._stats.count(round)
+        self._block = None
         self._setup.strategy.observe(round)
         if self._setup.observer is not None:
             began = time.perf_counter()

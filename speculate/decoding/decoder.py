@@ -20,8 +20,6 @@ from speculate.decoding.inputs import (
     checked_count,
     checked_prompt,
 )
-from speculate.decoding.loan import Loan
-from speculate.decoding.run import Run
 from speculate.decoding.session import KnownText, Session
 from speculate.decoding.setup import Setup, checked_quantization
 from speculate.decoding.stats import Stats
@@ -132,7 +130,6 @@ class Decoder:
         self._texts = KnownText()
         self._session: Session | None = None
         self._pending: int | None = None
-        self._running = False
         for proposer in strategy.proposers:
             proposer.attach(model)
 
@@ -200,7 +197,7 @@ class Decoder:
         there and takes the list on loan again, which must be as it was by then. Tokens that
         were verified and not emitted yet are kept, and not drawn again.
         """
-        if self._session is not None and self._running:
+        if self._session is not None:
             with self._step():
                 self._session.settle()
 
@@ -213,27 +210,29 @@ class Decoder:
         history: list[int],
     ) -> Generator[Token, None, None]:
         self._refuse_if_busy()
-        self._running = True
-        self._pending = None
+        setup = self._begin_text(len(prompt))
+        session = Session(setup, prompt_cache, self._texts)
+        given: Token | None = None
+        quiet = True
         try:
-            setup = self._begin_text(len(prompt))
-            with self._step():
-                loan = Loan(setup.model, prompt_cache)
-                try:
-                    run = Run(setup, loan, max_tokens, stop_tokens, self._stats)
-                except BaseException:
-                    loan.give_back()
-                    raise
-                self._session = Session(setup, loan, run, self._texts)
-                self._session.start(prompt, history)
-            while not run.finished:
+            try:
+                self._session, self._pending, self._stepping = session, None, False
                 with self._step():
-                    token = self._session.next()
-                yield token
-        except BaseException as error:
-            self._end(quiet=not isinstance(error, GeneratorExit))
-            raise
-        self._end(quiet=False)
+                    session.start(prompt, history, max_tokens, stop_tokens, self._stats)
+                while not session.finished:
+                    with self._step():
+                        token = session.next()
+                    # On one line: what an interrupt keeps from being yielded is no text.
+                    yield (given := token)
+                quiet = False
+            except GeneratorExit:
+                quiet = False
+                raise
+            finally:
+                self._end(session, given, quiet=quiet)
+        finally:
+            # Does what is left to do, if an interrupt came in the middle of the first.
+            self._finish(session, given)
 
     @contextmanager
     def _step(self) -> Iterator[None]:
@@ -243,10 +242,13 @@ class Decoder:
                 "the decoder is in the middle of a step: call settle() between two tokens, and "
                 "not from an observer, a processor, a proposer or a progress callback"
             )
-        self._stepping = True
         try:
-            with nullcontext() if self._stream is None else mx.stream(self._stream):
-                yield
+            try:
+                self._stepping = True
+                with nullcontext() if self._stream is None else mx.stream(self._stream):
+                    yield
+            finally:
+                self._stepping = False
         finally:
             self._stepping = False
 
@@ -258,23 +260,35 @@ class Decoder:
         drafting = Drafting(setup.strategy, setup.model)
         return attrs.evolve(setup, sampler=sampler, drafting=drafting)
 
-    def _end(self, *, quiet: bool) -> None:
+    def _end(self, session: Session, given: Token | None, *, quiet: bool) -> None:
         """Hand the caches back. A run that failed keeps its own exception: `quiet`."""
         try:
-            if self._session is not None:
-                with self._step():
-                    self._session.end()
+            with self._step():
+                session.withdraw(given)
+                session.end()
         except Exception:
             if not quiet:
                 raise
         finally:
-            self._pending = self.pending
-            # Nothing of the text stays with the decoder: its caches may be gigabytes.
-            self._session = None
-            self._running = False
+            if session.over:
+                self._forget(session)
+
+    def _finish(self, session: Session, given: Token | None) -> None:
+        """Do what `_end` was kept from doing, and be ready for another text."""
+        try:
+            if not session.over:
+                with self._step():
+                    session.withdraw(given)
+                    session.finish()
+        finally:
+            self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        # Nothing of the text stays with the decoder: its caches may be gigabytes.
+        self._pending, self._session = session.pending, None
 
     def _refuse_if_busy(self) -> None:
-        if self._running:
+        if self._session is not None:
             raise DecoderBusyError(
                 "this decoder is in the middle of a text: finish or close() that generator, or "
                 "make a second Decoder"

@@ -38,6 +38,13 @@ class Drafting:
         self._strategy = strategy
         self._target = target
         self._left = list(strategy.proposers)
+        self._within = 0
+        self._returned = 0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a proposer was kept from finishing what it did: it may be in any state."""
+        return self._within != self._returned
 
     def begin(self, position: int, known: int | None, history: Sequence[int]) -> None:
         """A text goes on behind `position` tokens.
@@ -73,10 +80,12 @@ class Drafting:
         """Let everyone know what the text is, whoever drafted."""
         for proposer in list(self._left):
             # In every round: to enter and leave a context takes longer than most of what is told.
+            self._within += 1
             try:
                 proposer.commit(commit)
             except Exception as error:
                 self._leave_alone(proposer, error)
+            self._returned += 1
 
     def settle(self) -> None:
         """Have everyone leave their caches at the committed text.
@@ -114,10 +123,12 @@ class Drafting:
     @contextmanager
     def tolerated(self, proposer: Proposer) -> Iterator[None]:
         """Go on without `proposer` if it raises meanwhile, where the strategy can."""
+        self._within += 1
         try:
             yield
         except Exception as error:
             self._leave_alone(proposer, error)
+        self._returned += 1
 
     def _leave_alone(self, proposer: Proposer, error: Exception) -> None:
         """Go on without a proposer that raised; where the strategy cannot, raise it again."""

@@ -14,28 +14,7 @@ from speculate.protocols import Commit, Rollbackable
 def prefill(
     setup: Setup, caches: list[Rollbackable], quantizer: Quantizer, prompt: Sequence[int]
 ) -> None:
-    """Feed all tokens of `prompt` but the last, in mlx-lm's chunks.
-
-    Nothing is recorded meanwhile. If anything raises, the caches are at what was fed
-    before the call.
-    """
-    before = list(caches)
-    go_back = [cache.checkpoint() for cache in caches]
-    try:
-        _feed(setup, caches, quantizer, prompt)
-        quantizer.check()
-    except BaseException:
-        for layer, plain in enumerate(before):
-            if caches[layer] is not plain:
-                quantizer.replace(layer, plain)
-        for restore in go_back:
-            restore()
-        raise
-
-
-def _feed(
-    setup: Setup, caches: list[Rollbackable], quantizer: Quantizer, prompt: Sequence[int]
-) -> None:
+    """Feed all tokens of `prompt` but the last, in mlx-lm's chunks, and record nothing."""
     setup.report(0, len(prompt))
     last = len(prompt) - 1
     for start in range(0, last, setup.prefill_step_size):
@@ -48,3 +27,4 @@ def _feed(
         mx.eval([cache.arrays() for cache in caches])
         setup.report(stop, len(prompt))
         mx.clear_cache()
+    quantizer.check()

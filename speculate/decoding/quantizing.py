@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 from speculate.backends.joining import group_of
@@ -44,8 +45,7 @@ class Quantizer:
         size, bits = self._options.group_size, self._options.bits
         # All are packed before any is replaced: a failure changes nothing.
         packed = {layer: quantize(cache, size, bits) for layer, cache in plain.items()}
-        for layer, cache in packed.items():
-            self.replace(layer, cache)
+        self.replace([packed.get(n, cache) for n, cache in enumerate(self._caches)])
         self._done = True
 
     def check(self) -> None:
@@ -67,11 +67,15 @@ class Quantizer:
                         f"layer {layer}: use a smaller group"
                     )
 
-    def replace(self, layer: int, cache: Rollbackable) -> None:
-        """Put another cache of the same length in the place of a layer's."""
-        self._caches[layer] = cache
-        if self._group is not None:
-            self._group.replace(layer, cache)
+    def replace(self, caches: Sequence[Rollbackable]) -> None:
+        """Put other caches of the same lengths in the places of some, or all, of them.
+
+        Can be called again if an interrupt came: until the last step the list is the old one.
+        """
+        for layer, cache in enumerate(caches):
+            if self._group is not None and cache is not self._caches[layer]:
+                self._group.replace(layer, cache)
+        self._caches[:] = caches
 
     def room(self) -> int | None:
         """Drafts that the next block may hold so that it ends where rows get quantised."""

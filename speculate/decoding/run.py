@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, final
 
+import attrs
 import mlx.core as mx
 
 from speculate.decoding.account import Account
@@ -22,6 +23,26 @@ from speculate.protocols import Plan, UsesCosts
 
 CLEAR_EVERY: Final = 256
 """Tokens after which the allocator's cache is cleared, as in mlx-lm."""
+
+
+@final
+@attrs.frozen(eq=False)
+class Offered:
+    """A token on its way to the caller, and what was before it was counted.
+
+    Attributes:
+        token: The token.
+        length: Tokens of text.
+        given: Tokens of its block that were emitted.
+        emitted: Tokens that were emitted in all.
+        unfed: The token that was in no cache.
+    """
+
+    token: Token
+    length: int
+    given: int
+    emitted: int
+    unfed: int | None
 
 
 @final
@@ -65,6 +86,7 @@ class Run:
         # a moment has dropped all those of the latter.
         self._scores: deque[Scores] = deque()
         self._newest = 0
+        self._offered: Offered | None = None  # the newest token, and what was before it
         self._text: list[int] = []  # from where the target began to be fed
         self.unfed: int | None = None
         self.committed: int = 0
@@ -90,6 +112,7 @@ class Run:
         self.unfed = prompt[-1]
         self._target.start()
         self._active = True
+        self._target.begun()
         front = position + self.committed
         if isinstance(self._setup.strategy, UsesCosts):
             self._unmeasured = front, self._planner.remaining()
@@ -109,7 +132,12 @@ class Run:
             self._setup.report(self._stats.prompt_tokens, self._stats.prompt_tokens)
         if self._stats.emitted_tokens % CLEAR_EVERY == 0:
             mx.clear_cache()
-        token = self._ready.popleft()
+        return self._offer()
+
+    def _offer(self) -> Token:
+        """Count the next token. It is text once the caller has it; see `withdraw`."""
+        token, emitted = self._ready[0], self._stats.emitted_tokens
+        self._offered = Offered(token, len(self._text), self._given, emitted, self.unfed)
         self._newest = token.id
         self._text.append(token.id)
         if self._block is None:
@@ -117,7 +145,21 @@ class Run:
         self._given += 1
         self._stats.emitted_tokens += 1
         self.finished = token.finish_reason is not None
-        return token
+        return self._ready.popleft()
+
+    def withdraw(self, given: Token | None) -> None:
+        """Take the newest token back if an interrupt kept it from the caller: it is no text.
+
+        Can be called again. Nothing but the end may come after.
+
+        Args:
+            given: The newest token that the caller was given.
+        """
+        offered = self._offered
+        if offered is not None and offered.token is not given:
+            del self._text[offered.length :]
+            self._given, self.unfed = offered.given, offered.unfed
+            self._stats.emitted_tokens = offered.emitted
 
     def _measure(self) -> None:
         """Measure costs where the strategy misses them, once a token is out.
@@ -153,8 +195,13 @@ class Run:
         self._active = True
 
     def end(self) -> None:
-        """Bring the caches to the emitted text, from whatever state. Nothing comes after."""
+        """Bring the caches to the emitted text, from whatever state. Nothing comes after.
+
+        Can be called again: it does what is left to do, if an interrupt came.
+        """
         if not self._active:
+            if self._target.give_up_prompt():
+                self.committed, self.unfed = 0, None
             self._observe()
             return
         try:
@@ -165,8 +212,10 @@ class Run:
                 self._target.restore()
                 self._ahead = None
             self._observe()
-        finally:
+        except Exception:
             self._feed_rest()
+            raise
+        self._feed_rest()
 
     def _feed_rest(self) -> None:
         """Bring the caches to the emitted text, whatever they hold of it.
@@ -176,16 +225,17 @@ class Run:
         try:
             self._target.restore()
             missing = self._text[self._target.fed() :]
-            if missing:
-                self.unfed = missing[-1]
-                commit = self._target.feed(missing)
-                self.unfed = None
-                self._target.quantize()
+            self.unfed = missing[-1] if missing else None
+            commit = self._target.feed(missing) if missing else None
+            self.unfed = None
+            self._target.quantize()
+            if commit is not None:
                 self._setup.drafting.tell(commit)
             self._target.feed_owed()
-        finally:
-            self.committed = self._base + self._target.fed()
+        except Exception:
             self._stop()
+            raise
+        self._stop()
 
     def _release_scores(self, newest: int) -> None:
         """Let go of the logits of all blocks but so many."""
@@ -193,10 +243,15 @@ class Run:
             self._scores.popleft().release()
 
     def _stop(self) -> None:
-        self._active = False
         self._target.stop()
-        self._setup.drafting.settle()
+        self.committed = self._base + self._target.fed()
         self._release_scores(0)
+        try:
+            self._setup.drafting.settle()
+        except Exception:
+            self._active = False
+            raise
+        self._active = False
 
     def _round(self) -> None:
         """Make the next block ready to be given out."""

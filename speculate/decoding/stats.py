@@ -10,7 +10,7 @@ from speculate.protocols import Round
 
 
 @final
-@attrs.define
+@attrs.frozen
 class DraftStats:
     """What became of drafts.
 
@@ -40,22 +40,25 @@ class DraftStats:
         """Part of the drafted tokens that were accepted; 0.0 if nothing was drafted."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
 
-    def add(self, drafted: int, accepted: int, seconds: float = 0.0) -> None:
-        """Count one draft, and the time of its round."""
-        self.drafts += 1
-        self.seconds += seconds
-        self.draft_tokens += drafted
-        self.accepted_tokens += accepted
-        missing = drafted - len(self.drafted_per_position)
-        self.drafted_per_position += [0] * missing
-        self.accepted_per_position += [0] * missing
+    def plus(self, drafted: int, accepted: int, seconds: float = 0.0) -> DraftStats:
+        """These counters, one draft and the time of its round later."""
+        missing = [0] * (drafted - len(self.drafted_per_position))
+        made, stood = self.drafted_per_position + missing, self.accepted_per_position + missing
         for position in range(drafted):
-            self.drafted_per_position[position] += 1
-            self.accepted_per_position[position] += position < accepted
+            made[position] += 1
+            stood[position] += position < accepted
+        return DraftStats(
+            self.drafts + 1,
+            self.draft_tokens + drafted,
+            self.accepted_tokens + accepted,
+            made,
+            stood,
+            self.seconds + seconds,
+        )
 
 
 @final
-@attrs.define
+@attrs.frozen
 class Mean:
     """A weighted mean in the making.
 
@@ -67,11 +70,11 @@ class Mean:
     total: float = 0.0
     weight: float = 0.0
 
-    def add(self, value: float | None, weight: float) -> None:
-        """Take in a value; `None` is left out."""
-        if value is not None:
-            self.total += value * weight
-            self.weight += weight
+    def plus(self, value: float | None, weight: float) -> Mean:
+        """The mean with a value more; `None` is left out."""
+        if value is None:
+            return self
+        return Mean(self.total + value * weight, self.weight + weight)
 
     @property
     def value(self) -> float | None:
@@ -80,7 +83,7 @@ class Mean:
 
 
 @final
-@attrs.define
+@attrs.define(slots=False)
 class Stats:
     """Counters of one call of `generate`.
 
@@ -166,13 +169,17 @@ class Stats:
         return self.round_tokens * plain / self.seconds if plain and self.seconds else None
 
     def count(self, round: Round) -> None:
-        """Count a round."""
-        self.rounds += 1
-        self.round_tokens += round.emitted
-        self.seconds += round.seconds
-        self._predicted.add(round.predicted, round.seconds)
-        self._told.add(round.plain_seconds, round.emitted)
+        """Count a round: wholly, or not at all where an interrupt comes in between."""
+        after: dict[str, object] = {
+            "rounds": self.rounds + 1,
+            "round_tokens": self.round_tokens + round.emitted,
+            "seconds": self.seconds + round.seconds,
+            "_predicted": self._predicted.plus(round.predicted, round.seconds),
+            "_told": self._told.plus(round.plain_seconds, round.emitted),
+        }
         if round.proposer is not None:
-            self.total.add(round.drafted, round.accepted, round.seconds)
-            own = self.by_proposer.setdefault(round.proposer, DraftStats())
-            own.add(round.drafted, round.accepted, round.seconds)
+            own = self.by_proposer.get(round.proposer, DraftStats())
+            counts = round.drafted, round.accepted, round.seconds
+            after["total"] = self.total.plus(*counts)
+            after["by_proposer"] = {**self.by_proposer, round.proposer: own.plus(*counts)}
+        vars(self).update(after)

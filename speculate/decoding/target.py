@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import attrs
@@ -17,7 +17,7 @@ from speculate.decoding.loan import Loan
 from speculate.decoding.prefill import prefill
 from speculate.decoding.quantizing import Quantizer
 from speculate.decoding.setup import Setup
-from speculate.protocols import Commit, Draft, Plan
+from speculate.protocols import Commit, Draft, Plan, Rollbackable
 
 
 @final
@@ -36,16 +36,43 @@ class Target:
         group = group_of(loan.caches)
         self._group = CacheGroup(loan.caches) if group is None else group
         self._quantizer = Quantizer(setup.kv, loan.caches)
+        self._undo: tuple[list[Rollbackable], list[Callable[[], None]]] | None = None
         # From the host: zeros would wait to be made in the thread that begins the text.
         self._nothing = Draft(mx.array([], dtype=mx.uint32))
 
     def prefill(self, prompt: Sequence[int]) -> None:
-        """Feed all of the prompt but its last token. Nothing of it can be taken back."""
+        """Feed all of the prompt but its last token.
+
+        Until `begun` it can be given up as a whole.
+        """
+        before = list(self._caches)
+        self._undo = (before, [cache.checkpoint() for cache in before])
         prefill(self._setup, self._caches, self._quantizer, prompt)
 
     def start(self) -> None:
         """Record from here on."""
         self._group.start()
+
+    def begun(self) -> None:
+        """The prompt is text now, and stays."""
+        self._undo = None
+
+    def give_up_prompt(self) -> bool:
+        """Return to what the caches held before a prompt that was not begun with.
+
+        Can be called again if it was interrupted.
+
+        Returns:
+            Whether there is such a prompt.
+        """
+        if self._undo is None:
+            return False
+        before, go_back = self._undo
+        self._group.stop()
+        self._quantizer.replace(before)
+        for restore in go_back:
+            restore()
+        return True
 
     def stop(self) -> None:
         """Take back what was not kept, and record no longer."""

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import final
 
-import mlx.core as mx
-
 from speculate.backends.group import CacheGroup
 from speculate.backends.joining import group_of
+from speculate.decoding.loan import Borrowed
 from speculate.errors import OptionError, RewindError
 from speculate.protocols import Rollbackable
 from speculate.validation import validated_integer
@@ -25,9 +24,15 @@ class Window:
 
     def __init__(self, groups: Sequence[CacheGroup]) -> None:
         self._groups = list(groups)
+        self._over = False
 
     def fed(self) -> int:
-        """Most tokens that a member was fed since the kept point."""
+        """Most tokens that a member was fed since the kept point.
+
+        Raises:
+            RewindError: The block was left.
+        """
+        self._refuse_if_over()
         return max((group.fed() for group in self._groups), default=0)
 
     def keep(self, m: int, /) -> None:
@@ -36,8 +41,8 @@ class Window:
         What is kept becomes the new kept point, and the window goes on.
 
         Raises:
-            RewindError: `m` is negative or more than was fed, or a layer cannot go back so
-                far. Every layer is checked first, and nothing was changed.
+            RewindError: `m` is negative or more than was fed, a layer cannot go back so far,
+                or the block was left. Every layer is checked first, and nothing was changed.
         """
         m = validated_integer("m", m)
         if not 0 <= m <= self.fed():
@@ -48,6 +53,17 @@ class Window:
         plans = [group.plan_keep(m) for group in self._groups]
         for group, plan in zip(self._groups, plans, strict=True):
             group.apply_keep(m, plan)
+
+    def leave(self) -> None:
+        """Refuse every call from now on: the caches may be in another window."""
+        self._over = True
+
+    def _refuse_if_over(self) -> None:
+        if self._over:
+            raise RewindError(
+                "this window was left: what it had not kept was taken back when its block ended. "
+                "Use the window of the block that is open, or open another one with speculation()"
+            )
 
 
 @contextmanager
@@ -63,23 +79,33 @@ def speculation(*caches: Sequence[object]) -> Iterator[Window]:
 
     Raises:
         CannotRewindError: A layer's cache is of a kind that nothing here can rewind.
-        OptionError: No list was given, or something that is none.
+        OptionError: No list was given, or something that is none, or one cache twice.
     """
     if not caches:
         raise OptionError("speculation needs at least one model's list of caches")
+    _refuse_what_is_no_list(caches)
+    # Costs an import of mlx-lm, which whoever has caches has paid for already.
+    from speculate.backends.adoption import refuse_shared
+
+    refuse_shared(*caches)
     with ExitStack() as stack:
-        yield Window([stack.enter_context(_recorded(cache)) for cache in caches])
+        window = Window([stack.enter_context(_recorded(cache)) for cache in caches])
+        stack.callback(window.leave)
+        yield window
+
+
+def _refuse_what_is_no_list(caches: Sequence[object]) -> None:
+    for given in caches:
+        if not isinstance(given, Sequence):
+            kind = type(given).__name__
+            raise OptionError(
+                f"speculation needs a list of caches, from model.make_cache(); got {kind}"
+            )
 
 
 @contextmanager
 def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
     """One list that records, and is back at its last kept point in the end."""
-    given: object = caches
-    if not isinstance(given, Sequence):
-        kind = type(given).__name__
-        raise OptionError(
-            f"speculation needs a list of caches, from model.make_cache(); got {kind}"
-        )
     group = group_of(caches)
     if group is None:
         with _adopted(caches) as adopted, _recorded(adopted) as group:
@@ -87,12 +113,20 @@ def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
         return
     group.start()
     try:
-        yield group
-    finally:
         try:
-            group.restore()
+            yield group
         finally:
-            group.stop()
+            _leave(group)
+    finally:
+        # Does what is left to do, if an interrupt came in the middle of the first.
+        _leave(group)
+
+
+def _leave(group: CacheGroup) -> None:
+    try:
+        group.restore()
+    finally:
+        group.stop()
 
 
 @contextmanager
@@ -103,18 +137,18 @@ def _adopted(caches: Sequence[object]) -> Iterator[list[Rollbackable]]:
     # Costs an import of mlx-lm, which whoever has such caches has paid for already.
     from speculate.backends.adoption import adopt
 
-    adopted = adopt(caches)
-    caches[:] = adopted
+    borrowed = Borrowed(caches, adopt)
     try:
-        yield adopted
+        try:
+            borrowed.take()
+            yield borrowed.caches
+        finally:
+            borrowed.give_back()
     finally:
-        mx.eval([cache.arrays() for cache in adopted])
-        group = group_of(adopted)
-        owed = None if group is None else group.take_owed()
-        caches[:] = [cache.hand_back() for cache in adopted]
-    if owed is not None:
+        borrowed.give_back()
+    if borrowed.lost:
         raise RewindError(
-            f"the last {owed.shape[1]} tokens that were kept are in no cache: some layer can only "
+            f"the last {borrowed.lost} tokens that were kept are in no cache: some layer can only "
             "take whole blocks back, and mlx-lm's caches cannot be owed tokens. Feed them again, "
             "or make the list with model.make_cache()."
         )

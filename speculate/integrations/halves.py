@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self, final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import final
 
 import attrs
 import mlx.core as mx
 
+from speculate.backends.adoption import refuse_shared
 from speculate.backends.joining import group_of
 from speculate.decoding.inputs import check_list
 from speculate.decoding.loan import Loan, OnLoan
@@ -39,11 +41,12 @@ def split(
     """Split a list by the number of caches that the models make.
 
     Raises:
-        OptionError: It has the length of neither part nor both.
+        OptionError: It has the length of neither part nor both, or one cache twice.
     """
     check_list(prompt_cache)
     if prompt_cache is None:
         return Halves()
+    refuse_shared(prompt_cache)
     of_target = len(target.make_cache())
     of_draft = 0 if draft is None else len(draft.make_cache())
     if len(prompt_cache) == of_target:
@@ -55,8 +58,10 @@ def split(
     raise OptionError(f"prompt_cache has {len(prompt_cache)} caches, it needs {wanted}")
 
 
-@final
-class DraftHalf:
+@contextmanager
+def lent(
+    draft: SpeculativeModel, halves: Halves, stream: mx.Stream | mx.ThreadLocalStream
+) -> Iterator[list[Rollbackable] | None]:
     """The draft model's part, on loan while the body runs; then the whole list is refilled.
 
     Args:
@@ -64,40 +69,30 @@ class DraftHalf:
         halves: The caller's list. Without a part for the draft model nothing is done.
         stream: Where to compute what is left to do at the end.
 
-    Attributes:
-        target: The target's part.
-        caches: What the draft model is to work on; `None` for caches of its own.
+    Yields:
+        What the draft model is to work on; `None` for caches of its own.
     """
+    if halves.both is None or halves.target is None or halves.draft is None:
+        yield None
+        return
+    loan, both = Loan(draft, halves.draft), halves.both
 
-    def __init__(
-        self,
-        draft: SpeculativeModel,
-        halves: Halves,
-        stream: mx.Stream | mx.ThreadLocalStream,
-    ) -> None:
-        self._halves = halves
-        self.target: list[object] | None = halves.target
-        self._stream = stream
-        self._loan = None if halves.draft is None else Loan(draft, halves.draft)
-        self.caches: list[Rollbackable] | None = self._loan and self._loan.caches
-
-    def __enter__(self) -> Self:
-        if self._halves.both is not None:
-            self._halves.both[:] = [OnLoan(layer) for layer in range(len(self._halves.both))]
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._loan is None:
-            return
-        with mx.stream(self._stream):
-            group = group_of(self._loan.caches)
+    def give_back() -> None:
+        with mx.stream(stream):
+            group = group_of(loan.caches)
             if group is not None:
+                group.restore()
                 group.stop()
-            self._loan.give_back()
-        if self._halves.both is not None:
-            self._halves.both[:] = [*(self._halves.target or ()), *self._loan.list]
+            loan.give_back()
+        both[:] = [*(halves.target or ()), *loan.list]
+
+    try:
+        try:
+            loan.take()
+            both[:] = [OnLoan(layer) for layer in range(len(both))]
+            yield loan.caches
+        finally:
+            give_back()
+    finally:
+        # Does what is left to do, if an interrupt came in the middle of the first.
+        give_back()

@@ -19,7 +19,7 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from speculate.decoding.decoder import Decoder
 from speculate.integrations.endless import Endless
-from speculate.integrations.halves import DraftHalf, split
+from speculate.integrations.halves import lent, split
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.protocols import SpeculativeModel, StockModel
@@ -75,10 +75,11 @@ def speculative_generate_step(
     """
     depth = _depth(num_draft_tokens)
     target, draft = Endless(model, "model"), Endless(draft_model, "draft_model")
-    with DraftHalf(draft, split(prompt_cache, target, draft), stream) as half:
+    halves = split(prompt_cache, target, draft)
+    with lent(draft, halves, stream) as draft_caches:
         decoder = Decoder(
             target,
-            Fixed(DraftModel(draft, cache=half.caches), depth),
+            Fixed(DraftModel(draft, cache=draft_caches), depth),
             _chooser(sampler),
             logits_processors or (),
             kv_bits=kv_bits,
@@ -89,7 +90,7 @@ def speculative_generate_step(
             prompt_progress_callback=prompt_progress_callback,
             stream=stream,
         )
-        yield from _steps(decoder, prompt, max_tokens, half.target, stream)
+        yield from _steps(decoder, prompt, max_tokens, halves.target, stream)
 
 
 def mtp_generate_step(

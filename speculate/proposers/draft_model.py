@@ -54,6 +54,11 @@ class DraftModel:
             )
         if not isinstance(cache, list | None):
             refuse("cache", "a list, from draft.make_cache(), or None", cache)
+        if cache is not None:
+            # Costs an import of mlx-lm, which whoever has caches has paid for already.
+            from speculate.backends.adoption import refuse_shared
+
+            refuse_shared(cache)
         validated_text("name", name)
         self._draft = draft
         self._name = name

@@ -109,6 +109,7 @@ class SpeculativeModel(Protocol):
         Raises:
             CannotRewindError: A layer's cache is of a kind that nothing here can rewind.
                 Nothing was moved.
+            SpeculateError: One cache stands for two layers. Nothing was moved.
         """
 
     def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from mlx_lm.models.cache import (
 from speculate import speculation
 from speculate.backends.adoption import adopt
 from speculate.backends.joining import group_of
-from speculate.errors import CannotRewindError
+from speculate.errors import CannotRewindError, OptionError
 from speculate.protocols import Rollbackable
 from tests import tiny
 from tests.backends.driving import (
@@ -276,3 +277,66 @@ def test_a_list_keeps_its_members_objects() -> None:
     back = adopted.hand_back()
     assert back is originals
     assert all(one is other for one, other in zip(originals.caches, members, strict=True))
+
+
+# One cache at two places.
+
+
+def shared_rows() -> list[object]:
+    one = filled(KVCache(), 1)
+    return [one, copy.copy(one)]
+
+
+def own_twice() -> list[object]:
+    one = cold(model("dense"), ids(5))[1]
+    return [one[0], one[1], one[0]]
+
+
+SHARED: list[tuple[Callable[[], list[object]], str]] = [
+    (lambda: [filled(KVCache(), 1)] * 3, "layer 0 and layer 1 share one KVCache"),
+    (lambda: [ArraysCache(2), *[ArraysCache(2)] * 2], "layer 1 and layer 2 share one ArraysCache"),
+    (shared_rows, "layer 0 and layer 1 share the rows of one KVCache"),
+    (own_twice, "layer 0 and layer 2 share one Rewindable"),
+    (lambda: [CacheList(*[KVCache()] * 2)], "member 0 of layer 0 and member 1 of layer 0 share"),
+    (
+        lambda: [(one := filled(KVCache(), 1)), CacheList(ArraysCache(1), one)],
+        "layer 0 and member 1 of layer 1 share one KVCache",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "named"), SHARED)
+def test_a_cache_at_two_places_is_refused_by_name_and_nothing_moves(
+    build: Callable[[], list[object]], named: str
+) -> None:
+    caches = build()
+    before, held = list(caches), holding(caches)
+    with pytest.raises(OptionError, match=named):
+        adopt(caches)
+    with pytest.raises(OptionError, match=named), speculation(caches):
+        raise AssertionError
+    assert all(one is other for one, other in zip(caches, before, strict=True))
+    assert_same(holding(caches), held, "refused")
+
+
+def test_states_may_share_what_is_never_written_to() -> None:
+    """A layer replaces its entries, so a common beginning is no harm."""
+    states, begin = [ArraysCache(1), ArraysCache(1)], mx.zeros((1, 3))
+    for state in states:
+        state[0] = begin
+    assert len(adopt(states)) == 2
+
+
+def test_lists_of_one_window_share_no_cache() -> None:
+    kv, rows = filled(KVCache(), 1), cold(model("dense"), ids(5))[1]
+    one: list[object] = [kv]
+    both: list[tuple[list[object], list[object]]] = [([kv], [kv]), (one, one), ([*rows], [rows[2]])]
+    for first, second in both:
+        before, held = [*first, *second], holding([*first, *second])
+        named = "of list 0 and layer 0 of list 1 share one"
+        with pytest.raises(OptionError, match=named), speculation(first, second):
+            raise AssertionError
+        assert all(a is b for a, b in zip([*first, *second], before, strict=True))
+        assert_same(holding([*first, *second]), held, "refused")
+        with speculation(first):
+            pass

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    load_prompt_cache,
+    save_prompt_cache,
+)
 
 from speculate import speculation
+from speculate.backends.adoption import adopt
 from tests.backends.driving import (
     ALL,
     assert_close,
@@ -82,3 +91,40 @@ def test_empty_caches_can_be_handed_back(family: str) -> None:
     assert_equal(
         feed(model(family), caches, TEXT[:5]), cold(model(family), TEXT[:5])[0], "from nothing"
     )
+
+
+# Rewindable caches are not saved: mlx-lm could not load them.
+
+
+@pytest.mark.parametrize("family", [*ALL, "cache list"])
+def test_saving_rewindable_caches_is_refused_and_says_what_to_do(
+    family: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.safetensors"
+    caches: list[Any] = (
+        adopt([CacheList(ArraysCache(2), KVCache())])
+        if family == "cache list"
+        else cold(model(family), TEXT)[1]
+    )
+    before = holding(caches)
+    with pytest.raises(ValueError, match=r"Leave the speculation\(\) block .*hand_back\(\)"):
+        save_prompt_cache(str(file), caches)
+    assert not file.exists()
+    # As mlx-lm's loops do after each chunk of a prompt.
+    mx.eval([cache.state for cache in caches])
+    assert_same(holding(copy.deepcopy(caches)), before, "a copy")
+    assert_same(holding(caches), before, "saving")
+
+
+def test_inside_of_a_window_over_mlx_lms_caches_too(tmp_path: Path) -> None:
+    """Where nobody sees that the types have changed."""
+    file = str(tmp_path / "prompt.safetensors")
+    caches = handed_back("dense")
+    with speculation(caches) as window:
+        feed(model("dense"), caches, [3])
+        window.keep(1)
+        with pytest.raises(ValueError, match=r"Leave the speculation\(\) block"):
+            save_prompt_cache(file, caches)
+    save_prompt_cache(file, caches)
+    found = feed(model("dense"), load_prompt_cache(file), [9])[-1]
+    assert_equal(found, cold(model("dense"), [*TEXT, 3, 9])[0][-1], "next logits")

@@ -126,6 +126,17 @@ def test_a_cache_that_cannot_be_rewound_is_refused_before_the_first_token() -> N
     assert kit.ids_of(decoder.generate(kit.PROMPT, 3)) == kit.truth("dense", kit.PROMPT, 3)
 
 
+def test_one_cache_for_two_layers_is_refused_before_the_first_token() -> None:
+    caches = kit.stock_caches("dense")
+    caches[2] = caches[0]
+    kept = list(caches)
+    decoder = Decoder(kit.get("dense").model, fixed("dense"))
+    with pytest.raises(OptionError, match="layer 0 and layer 2 share one KVCache"):
+        list(decoder.generate(kit.PROMPT, 3, caches))
+    assert all(a is b for a, b in zip(caches, kept, strict=True))
+    kit.same_content(caches[:2], kit.stock_caches("dense")[:2])
+
+
 def test_a_list_of_another_model_is_refused_and_stays_as_it_was() -> None:
     caches = kit.stock_caches("dense")[:2]
     decoder = Decoder(kit.get("dense").model, fixed("dense"))

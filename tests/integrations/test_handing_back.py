@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
-from speculate.errors import CacheOnLoanError
+from speculate.errors import CacheOnLoanError, OptionError
 from speculate.integrations.mlx_lm import Steps, speculative_generate_step
 from speculate.protocols import SpeculativeModel
 from tests.decoding import kit
@@ -170,3 +170,12 @@ def test_a_generator_that_never_ran_took_nothing() -> None:
     before = list(caches)
     steps_of(kit.get("qwen3_5").model, kit.get("small_dense").model, caches).close()
     assert caches == before
+
+
+def test_the_halves_share_no_cache() -> None:
+    caches = both_caches("dense", "small_dense")
+    caches[-1] = caches[1]
+    kept = list(caches)
+    with pytest.raises(OptionError, match="layer 1 and layer 3 share one KVCache"):
+        list(steps_of(kit.get("dense").model, kit.get("small_dense").model, caches))
+    assert all(a is b for a, b in zip(caches, kept, strict=True))

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from speculate.decoding.decoder import Decoder
-from speculate.errors import SpeculateError
+from speculate.errors import OptionError, SpeculateError
 from speculate.proposers import waiting
 from speculate.proposers.draft_model import DraftModel
 from speculate.protocols import Rollbackable
@@ -120,3 +120,10 @@ def test_a_new_text_does_not_go_on_behind_the_old_one_in_a_cache_handed_over() -
     assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 0
     text = [*kit.SECOND, *kit.ids_of(tokens)]
     kit.check_holds("dense", [layer.hand_back() for layer in given], text)
+
+
+def test_one_cache_for_two_layers_is_refused() -> None:
+    model = kit.get("dense").model
+    given = model.make_cache()
+    with pytest.raises(OptionError, match="layer 0 and layer 1 share one"):
+        DraftModel(model, cache=[given[0]] * len(given))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from mlx_lm.models.cache import (
     ChunkedKVCache,
@@ -12,6 +14,7 @@ from mlx_lm.models.cache import (
 
 import speculate
 from speculate import speculation
+from speculate.backends.joining import group_of
 from speculate.errors import CannotRewindError, OptionError, RewindError, SpeculateError
 from tests.backends.driving import (
     ALL,
@@ -268,3 +271,53 @@ def test_the_names_are_public() -> None:
     caches = cold(model("dense"), TEXT)[1]
     with speculation(caches) as window:
         assert isinstance(window, speculate.Window)
+
+
+# A window that was left.
+
+
+@pytest.mark.parametrize("family", ["dense", "qwen3_5", "gpt_oss", "lfm2"])
+def test_a_window_that_was_left_refuses_every_call(family: str) -> None:
+    """It takes nothing out of the block of another window on the same caches."""
+    caches = cold(model(family), TEXT)[1]
+    with speculation(caches) as old:
+        feed(model(family), caches, ids(3, seed=2))
+        old.keep(3)
+    with speculation(caches) as window:
+        feed(model(family), caches, ids(4, seed=3))
+        before = holding(caches)
+        for call in (lambda: old.keep(0), lambda: old.keep(1), old.fed):
+            with pytest.raises(RewindError, match="was left"):
+                call()
+        assert window.fed() == 4
+        assert_same(holding(caches), before, "the open window")
+        window.keep(4)
+    text = [*TEXT, *ids(3, seed=2), *ids(4, seed=3)]
+    assert_same(holding(caches), holding(cold(model(family), text)[1]), "left")
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_window_that_was_left_poisons_nothing(failing: bool) -> None:
+    caches = cold(model("dense"), TEXT)[1]
+    left: list[speculate.Window] = []
+    with contextlib.suppress(ZeroDivisionError), speculation(caches) as window:
+        left.append(window)
+        if failing:
+            raise ZeroDivisionError
+    with pytest.raises(RewindError, match="was left"):
+        left[0].keep(0)
+    with speculation(caches) as again:
+        feed(model("dense"), caches, ids(2, seed=2))
+        again.keep(2)
+    text = [*TEXT, *ids(2, seed=2)]
+    assert_same(holding(caches), holding(cold(model("dense"), text)[1]), "again")
+
+
+def test_a_group_in_no_window_keeps_nothing() -> None:
+    caches = cold(model("dense"), TEXT)[1]
+    group = group_of(caches)
+    assert group is not None
+    with pytest.raises(RewindError, match="no speculation"):
+        group.apply_keep(0, [])
+    with speculation(caches):
+        pass

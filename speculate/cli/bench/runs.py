@@ -135,5 +135,5 @@ def drafts_of(rounds: Sequence[Round]) -> DraftStats:
     found = DraftStats()
     for round in rounds:
         if round.proposer is not None:
-            found.add(round.drafted, round.accepted, round.seconds)
+            found = found.plus(round.drafted, round.accepted, round.seconds)
     return found

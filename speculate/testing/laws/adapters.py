@@ -90,6 +90,22 @@ def what_cannot_go_back_is_refused_and_nothing_moves(driven: Driven) -> None:
 
 
 @law
+def a_cache_of_two_layers_is_refused_and_nothing_moves(driven: Driven) -> None:
+    """Rows of one layer would replace the other's: of mlx-lm's caches and of rewindable ones."""
+    made: tuple[list[object], ...] = (driven.stock_caches(), [*driven.model.make_cache()])
+    for caches in made:
+        feed(driven.model, driven.text[:5], caches)
+        for twice in ([*caches[:-1], caches[0]], [caches[0]] * len(caches)):
+            if len(caches) > 1:
+                try:
+                    driven.model.adopt(twice)
+                except SpeculateError:
+                    continue
+                require(False, "one cache was adopted for two layers")
+        driven.compare(feed(driven.model, driven.text[5:7], caches), 5)
+
+
+@law
 def caches_of_a_model_are_one_group(driven: Driven) -> None:
     """Fresh ones each time, one a layer, each as long as what was fed."""
     model = driven.model

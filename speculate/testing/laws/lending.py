@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, cast
 
 import mlx.core as mx
 from typing_extensions import Protocol
 
+from speculate.errors import SpeculateError
 from speculate.testing.broken import law, require
 from speculate.testing.feeding import Fed
 from speculate.testing.kinds import CacheKind, forward, run
@@ -128,3 +131,27 @@ def arrays_are_all_that_a_cache_holds(kind: CacheKind) -> None:
     thread.start()
     thread.join()
     require(not failures, f"another thread cannot go on: {failures}")
+
+
+@law
+def a_saved_cache_can_be_loaded_or_is_not_saved(kind: CacheKind) -> None:
+    """mlx-lm's `save_prompt_cache` raises, or writes what `load_prompt_cache` reads."""
+    # Only here, since nothing else of the kit needs mlx-lm itself.
+    from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
+
+    for prompt in (0, 12):
+        fed = Fed(kind, prompt)
+        fed.start()
+        with TemporaryDirectory() as folder:
+            file = str(Path(folder) / "prompt.safetensors")
+            try:
+                save_prompt_cache(file, fed.caches)
+            except (SpeculateError, ValueError):
+                # As loops written for mlx-lm do after each chunk of a prompt.
+                mx.eval([cast(StockCache, cache).state for cache in fed.caches])
+                fed.round(2, 3)
+                continue
+            stock = load_prompt_cache(file)
+        found = run(kind.layers, stock, mx.array([[kind.text(prompt + 1)[-1]]]))
+        same = bool(mx.array_equal(found, kind.expected(prompt, prompt + 1)))
+        require(same, "what was saved and loaded again holds other rows than the text's")

@@ -107,6 +107,9 @@ class CacheTests(ABC):
     def test_arrays_are_all_that_a_cache_holds(self) -> None:
         lending.arrays_are_all_that_a_cache_holds(self.kind())
 
+    def test_a_saved_cache_can_be_loaded_or_is_not_saved(self) -> None:
+        lending.a_saved_cache_can_be_loaded_or_is_not_saved(self.kind())
+
     def test_a_list_is_taken_back_together_or_not_at_all(self) -> None:
         grouping.a_list_is_taken_back_together_or_not_at_all(self.kind())
 

@@ -96,6 +96,9 @@ class ModelTests(ABC):
     def test_what_cannot_go_back_is_refused_and_nothing_moves(self) -> None:
         adapters.what_cannot_go_back_is_refused_and_nothing_moves(self.driven())
 
+    def test_a_cache_of_two_layers_is_refused_and_nothing_moves(self) -> None:
+        adapters.a_cache_of_two_layers_is_refused_and_nothing_moves(self.driven())
+
     def test_caches_of_a_model_are_one_group(self) -> None:
         adapters.caches_of_a_model_are_one_group(self.driven())
 

@@ -22,7 +22,7 @@ from benchmarks.prompts import KINDS, prompts
 from benchmarks.spread import Spread
 from benchmarks.texts import Comparison, compare, measured, ratio
 from benchmarks.turns import rounds, take_turns
-from speculate.protocols import SpeculativeModel
+from speculate import SpeculativeModel
 
 DEPTHS: Final = (1, 2, 3, 4, 5)
 PROMPT: Final = 96

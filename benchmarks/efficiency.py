@@ -25,7 +25,7 @@ from benchmarks.prompts import prompts
 from benchmarks.rates import draft_chain, forwards, head_chain, prefilled, prefilled_head
 from benchmarks.spread import Spread
 from benchmarks.turns import Task, Turn, rounds, take_turns
-from speculate.protocols import SpeculativeModel
+from speculate import SpeculativeModel
 
 DEPTHS: Final = (1, 2, 3, 4, 5)
 PROPOSERS: Final = ("mtp", "draft")

@@ -7,7 +7,8 @@ from typing import Final, cast, final
 
 import mlx.core as mx
 
-from speculate.protocols import Forward, MTPHead, Rollbackable, SpeculativeModel
+from speculate import SpeculativeModel
+from speculate.protocols import Forward, MTPHead, Rollbackable
 
 BONUS: Final = 1e4
 """Added to the logit of the token that has to come: nothing else is ever chosen."""

@@ -23,12 +23,13 @@ from mlx_lm.models import qwen3, qwen3_5
 import speculate as sp
 from benchmarks.padding import Place, put_all
 from benchmarks.places import DenseArgs, HybridArgs, dense_places, head_width, hybrid_places
+from speculate import SpeculativeModel
 from speculate.checkpoints import find_head, read_head
 from speculate.loading.adapt import stock_of
 from speculate.loading.demo import demo_folder
 from speculate.loading.unpack import unpack_head
 from speculate.models.mtp_head import build_head
-from speculate.protocols import MTPHead, SpeculativeModel, StockModel
+from speculate.protocols import MTPHead, StockModel
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper

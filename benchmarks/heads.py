@@ -22,7 +22,7 @@ from benchmarks.prompts import prompts
 from benchmarks.saved import load_saved, save_grown
 from benchmarks.spread import Spread
 from benchmarks.texts import Measured, Rates, compare, measured, rate, ratio
-from speculate.protocols import SpeculativeModel
+from speculate import SpeculativeModel
 
 BLOCKS: Final = (2, 3, 4, 5, 6)
 """Rows of a round: one more than is drafted."""

@@ -19,7 +19,7 @@ import speculate as sp
 from benchmarks import report
 from benchmarks.grow import hybrid_args
 from benchmarks.places import head_width
-from speculate.protocols import SpeculativeModel
+from speculate import SpeculativeModel
 
 TOKENS: Final = 20_000
 EVERY: Final = 1_000

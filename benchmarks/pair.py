@@ -8,7 +8,8 @@ import attrs
 
 import speculate as sp
 from benchmarks.grow import grown_draft
-from speculate.protocols import MTPHead, Proposer, SpeculativeModel
+from speculate import SpeculativeModel
+from speculate.protocols import MTPHead, Proposer
 
 DRAFT: Final = (512, 4)
 """Hidden size and layers of the draft model."""

@@ -13,8 +13,8 @@ import mlx.core as mx
 
 from benchmarks.clock import now
 from benchmarks.turns import Task, Turn
-from speculate import speculation
-from speculate.protocols import MTPHead, Rollbackable, SpeculativeModel
+from speculate import SpeculativeModel, speculation
+from speculate.protocols import MTPHead, Rollbackable
 
 
 def forwards(

@@ -24,8 +24,8 @@ from benchmarks import picture, report
 from benchmarks.grow import HYBRIDS, grown_hybrid
 from benchmarks.prompts import prompts
 from benchmarks.spread import Spread
-from speculate import speculation
-from speculate.protocols import Choose, Commit, Draft, Round, SpeculativeModel
+from speculate import SpeculativeModel, speculation
+from speculate.protocols import Choose, Commit, Draft, Round
 
 DEPTH: Final = 4
 PROMPT: Final = 96

@@ -27,8 +27,8 @@ from mlx_lm.models import qwen3_5
 
 from benchmarks import regime
 from benchmarks.ways_back import VOCAB, WAYS, Shape, Way, adapted
-from speculate import speculation
-from speculate.protocols import Rollbackable, SpeculativeModel
+from speculate import SpeculativeModel, speculation
+from speculate.protocols import Rollbackable
 
 CUTS: Final = ((4, 1), (4, 3), (8, 4))
 """Tokens of a block, and how many of them stay."""

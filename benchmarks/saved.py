@@ -16,13 +16,13 @@ from mlx_lm.utils import load_model
 from benchmarks.grow import hybrid_args
 from benchmarks.padding import put_all
 from benchmarks.places import head_width, hybrid_places
+from speculate import SpeculativeModel, adapt, load_demo, load_mtp_head
 from speculate.checkpoints import find_head, read_head
 from speculate.checkpoints.drafter import drafter_config, write_drafter
-from speculate.loading import adapt, load_demo, load_mtp_head
 from speculate.loading.adapt import stock_of
 from speculate.loading.demo import demo_folder
 from speculate.loading.unpack import unpack_head
-from speculate.protocols import SpeculativeModel, StockModel
+from speculate.protocols import StockModel
 
 
 def save_grown(model: SpeculativeModel, folder: Path) -> tuple[Path, Path]:

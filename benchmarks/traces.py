@@ -21,7 +21,8 @@ import mlx.core as mx
 
 import speculate as sp
 from benchmarks.workloads import Request, workloads
-from speculate.protocols import Choice, Commit, Proposer, Rollbackable, SpeculativeModel, Verdict
+from speculate import SpeculativeModel
+from speculate.protocols import Choice, Commit, Proposer, Rollbackable, Verdict
 
 DEPTH: Final = 8
 

@@ -10,12 +10,13 @@ import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.models import gated_delta, qwen3_5
 
+from speculate import SpeculativeModel
 from speculate.backends.arrays import RewindableArraysCache
 from speculate.models.dense import DenseAdapter
 from speculate.models.folded_replay import FoldedReplay
 from speculate.models.gated_delta import Block
 from speculate.models.qwen3_5 import Qwen35Adapter
-from speculate.protocols import Recurrence, SpeculativeModel, StockModel
+from speculate.protocols import Recurrence, StockModel
 
 VOCAB: Final = 1024
 

@@ -8,7 +8,8 @@ from typing import cast, final
 
 import mlx.core as mx
 
-from speculate.protocols import Choose, Commit, Draft, SpeculativeModel
+from speculate import SpeculativeModel
+from speculate.protocols import Choose, Commit, Draft
 
 
 @final

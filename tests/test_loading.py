@@ -17,6 +17,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import quantize_model
 
 import speculate as sp
+from speculate import SpeculativeModel
 from speculate.errors import (
     CheckpointError,
     HeadMismatchError,
@@ -27,7 +28,6 @@ from speculate.errors import (
 )
 from speculate.loading import demo_prompt
 from speculate.models.adapter import StockAdapter
-from speculate.protocols import SpeculativeModel
 from tests import tiny, words
 from tests.checkpoints import tiny as on_disk
 from tests.decoding import kit

@@ -14,13 +14,13 @@ import mlx.core as mx
 import speculate as sp
 from benchmarks.strategy.machine import Machine
 from benchmarks.strategy.recording import Recording, committed
+from speculate import SpeculativeModel
 from speculate.protocols import (
     Choose,
     Commit,
     Draft,
     Plan,
     Round,
-    SpeculativeModel,
     Strategy,
     ToleratesFailures,
     UsesCosts,

@@ -19,11 +19,12 @@ from mlx_lm.models.cache import (
     trim_prompt_cache,
 )
 
+from speculate import SpeculativeModel
 from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.errors import RewindError
 from speculate.models.adapter import StockAdapter
 from speculate.models.registry import adapter_for
-from speculate.protocols import Recurrence, Rollbackable, SpeculativeModel, StockModel
+from speculate.protocols import Recurrence, Rollbackable, StockModel
 from tests import tiny
 
 EVERY: Final[dict[str, Callable[[], nn.Module]]] = {

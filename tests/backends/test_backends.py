@@ -9,13 +9,14 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
+from speculate import SpeculateError
 from speculate.backends import adoption
 from speculate.backends.adoption import adopt
 from speculate.backends.kv import RewindableKVCache
 from speculate.backends.masks import mask_with_sinks
 from speculate.backends.quantized_kv import quantize
 from speculate.backends.rotating import RewindableRotatingKVCache
-from speculate.errors import RewindError, SpeculateError
+from speculate.errors import RewindError
 from speculate.protocols import RecordsRollback
 from tests.backends.driving import (
     CUT_ANYWHERE,

@@ -10,9 +10,9 @@ import speculate as sp
 from benchmarks import grow
 from benchmarks.traces import Record, speak
 from benchmarks.workloads import Piece, Request
+from speculate import SpeculativeModel
 from speculate.loading import demo_prompt
 from speculate.loading.adapt import stock_of
-from speculate.protocols import SpeculativeModel
 
 TOKENS = 64
 

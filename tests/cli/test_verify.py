@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from speculate import SpeculativeModel
 from speculate.cli import progress
 from speculate.cli.verify import command
-from speculate.protocols import SpeculativeModel
 from speculate.testing import verify
 from speculate.testing.verify import Case, Difference, Result
 from tests.cli.running import Said, run

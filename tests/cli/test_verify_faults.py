@@ -9,12 +9,10 @@ import mlx.core as mx
 import pytest
 
 import speculate as sp
+from speculate import Decoder, Fixed, Sampling
 from speculate.backends.group import CacheGroup
-from speculate.decoding.decoder import Decoder
 from speculate.loading import demo_prompt
 from speculate.sampling import coupled
-from speculate.sampling.options import Sampling
-from speculate.strategies.fixed import Fixed
 from speculate.testing import ToyHead, ToyModel, verify
 from speculate.testing.verify.plain import place
 from speculate.testing.verify.rounding import Rounding, ulp

@@ -10,8 +10,9 @@ import mlx.core as mx
 import pytest
 from typing_extensions import override
 
+from speculate import SpeculativeModel
 from speculate.backends.group import CacheGroup
-from speculate.protocols import Forward, SpeculativeModel
+from speculate.protocols import Forward
 from speculate.testing import verify
 from speculate.testing.verify import Difference, Result
 from tests.cli.verifying import (

@@ -10,9 +10,9 @@ from typing import Final, cast, final
 import mlx.core as mx
 from mlx import nn
 
+from speculate import PromptLookup, SpeculativeModel
 from speculate.models.adapter import StockAdapter
-from speculate.proposers.prompt_lookup import PromptLookup
-from speculate.protocols import Forward, MTPHead, Rollbackable, SpeculativeModel, StockModel
+from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
 from speculate.testing import verify
 from speculate.testing.verify import Drafter, Result, Subject
 from tests import tiny

@@ -9,12 +9,10 @@ import attrs
 import mlx.core as mx
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
-from speculate.protocols import Proposer, Rollbackable, Round, SpeculativeModel
+from speculate import Decoder, DraftModel, MTPChain, SpeculativeModel
+from speculate.protocols import Proposer, Rollbackable, Round
 from speculate.sampling import greedy
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.heads import with_knowing_head
 from tests.decoding.watched import (

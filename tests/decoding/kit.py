@@ -21,12 +21,11 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from speculate import Decoder, SpeculativeModel, Token
 from speculate.backends.rotating import RewindableRotatingKVCache
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.token import Token
 from speculate.models.registry import adapter_for
-from speculate.protocols import MTPHead, Recurrence, SpeculativeModel, StockModel, Strategy
-from speculate.testing.fakes import ScriptedProposer
+from speculate.protocols import MTPHead, Recurrence, StockModel, Strategy
+from speculate.testing import ScriptedProposer
 from tests import tiny
 
 PROMPT: Final = (5, 9, 12, 3, 7, 1)

@@ -10,11 +10,7 @@ from typing import Final, final
 import attrs
 import mlx.core as mx
 
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.token import Token
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
-from speculate.proposers.prompt_lookup import PromptLookup
+from speculate import Adaptive, Decoder, DraftModel, MTPChain, Off, PromptLookup, Sampling, Token
 from speculate.protocols import (
     Costs,
     Forward,
@@ -26,9 +22,6 @@ from speculate.protocols import (
     Strategy,
     ToleratesFailures,
 )
-from speculate.sampling.options import Sampling
-from speculate.strategies.adaptive import Adaptive
-from speculate.strategies.off import Off
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.heads import KnowingHead, with_head

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from speculate.decoding.decoder import Decoder
-from speculate.proposers.mtp_chain import MTPChain
-from speculate.protocols import Choose, Commit, Costs, Draft, SpeculativeModel
-from speculate.strategies.adaptive import Adaptive
-from speculate.testing.fakes import RecordingObserver, ScheduledStrategy
+from speculate import Adaptive, Decoder, MTPChain, SpeculativeModel
+from speculate.protocols import Choose, Commit, Costs, Draft
+from speculate.testing import RecordingObserver, ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.heads import with_knowing_head
 

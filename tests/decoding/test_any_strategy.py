@@ -11,14 +11,9 @@ from typing import Final
 
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
-from speculate.proposers.prompt_lookup import PromptLookup
+from speculate import Adaptive, Decoder, DraftModel, MTPChain, Off, PromptLookup
 from speculate.protocols import Proposer
-from speculate.strategies.adaptive import Adaptive
-from speculate.strategies.off import Off
-from speculate.testing.fakes import RecordingObserver, ScheduledStrategy
+from speculate.testing import RecordingObserver, ScheduledStrategy
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.heads import with_head, with_knowing_head

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.token import Token
+from speculate import Decoder, Fixed, Token
 from speculate.protocols import Round
-from speculate.strategies.fixed import Fixed
-from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
+from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.watched import Broken, Ticker, WatchedModel, WatchedProposer

@@ -6,10 +6,8 @@ from itertools import product
 
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScheduledStrategy
+from speculate import Decoder, Fixed, Off
+from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.watched import WatchedModel, WatchedProposer
 

@@ -6,10 +6,9 @@ from itertools import product
 
 import pytest
 
-from speculate.decoding.decoder import Decoder
+from speculate import Decoder, Fixed
 from speculate.protocols import Round
-from speculate.strategies.fixed import Fixed
-from speculate.testing.fakes import RecordingObserver, ScheduledStrategy
+from speculate.testing import RecordingObserver, ScheduledStrategy
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.watched import WatchedModel

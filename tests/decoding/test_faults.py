@@ -9,12 +9,8 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.token import Token
-from speculate.proposers.draft_model import DraftModel
+from speculate import Decoder, DraftModel, Fixed, Off, Token
 from speculate.protocols import Forward, Rollbackable
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
 from tests.decoding import kit
 from tests.decoding.failing import COUNT, OWN, PLACES, TARGET, Failing, Kind, build, calls
 from tests.decoding.watched import Broken, GuidedModel, PassingModel, Ticker

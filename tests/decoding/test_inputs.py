@@ -7,13 +7,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.errors import OptionError, PromptError, SpeculateError
-from speculate.protocols import Choose, Commit, Draft, Plan, Proposer, Round, SpeculativeModel
-from speculate.sampling.options import Sampling
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
+from speculate import Decoder, Fixed, Off, Sampling, SpeculateError, SpeculativeModel
+from speculate.errors import OptionError, PromptError
+from speculate.protocols import Choose, Commit, Draft, Plan, Proposer, Round
+from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
 

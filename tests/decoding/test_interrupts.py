@@ -8,10 +8,8 @@ from typing import Final
 
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.token import Token
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScheduledStrategy
+from speculate import Decoder, Off, Token
+from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.interrupting import Interrupter
 

@@ -11,13 +11,10 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.token import Token
+from speculate import Decoder, Fixed, Off, Token
 from speculate.protocols import Strategy
 from speculate.sampling.penalties import Processor
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScriptedProposer
+from speculate.testing import ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
 

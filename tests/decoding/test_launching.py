@@ -9,14 +9,9 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
-from speculate.proposers.prompt_lookup import PromptLookup
+from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, PromptLookup
 from speculate.protocols import Round, Strategy
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
+from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.heads import with_head

@@ -13,11 +13,9 @@ from typing import Final, cast
 import pytest
 from mlx_lm.models.cache import save_prompt_cache, trim_prompt_cache
 
-from speculate.decoding.decoder import Decoder
+from speculate import Decoder, Fixed, Off
 from speculate.errors import CacheOnLoanError, CannotRewindError, OptionError
 from speculate.protocols import Rollbackable
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
 from tests.decoding import kit
 
 

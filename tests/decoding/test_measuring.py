@@ -11,24 +11,20 @@ from typing import Final, final
 import mlx.core as mx
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.measuring import REPEATS, ROWS
-from speculate.decoding.token import Token
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
-from speculate.proposers.prompt_lookup import PromptLookup
-from speculate.protocols import (
-    Costs,
-    Forward,
-    Plan,
-    Proposer,
-    Round,
+from speculate import (
+    Adaptive,
+    Decoder,
+    DraftModel,
+    MTPChain,
+    Off,
+    PromptLookup,
     SpeculativeModel,
-    Strategy,
+    Token,
 )
-from speculate.strategies.adaptive import WORTH_MEASURING, Adaptive
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
+from speculate.decoding.measuring import REPEATS, ROWS
+from speculate.protocols import Costs, Forward, Plan, Proposer, Round, Strategy
+from speculate.strategies.adaptive import WORTH_MEASURING
+from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.heads import with_head, with_knowing_head

@@ -10,11 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.errors import SpeculateError
+from speculate import Adaptive, Decoder, Fixed, SpeculateError
 from speculate.protocols import Costs, Draft
-from speculate.strategies.adaptive import Adaptive
-from speculate.strategies.fixed import Fixed
 from tests import tiny
 from tests.decoding import kit
 from tests.sampling.toys import Drafting

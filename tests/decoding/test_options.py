@@ -12,13 +12,9 @@ from mlx import nn
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.token import Token
+from speculate import Decoder, DraftModel, Fixed, Off, Token
 from speculate.errors import OptionError
-from speculate.proposers.draft_model import DraftModel
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScriptedProposer
+from speculate.testing import ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
 

@@ -6,11 +6,9 @@ from itertools import product
 
 import pytest
 
-from speculate.decoding.decoder import Decoder
+from speculate import Decoder, Fixed, Off
 from speculate.errors import CacheOnLoanError
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.watched import WatchedProposer
 

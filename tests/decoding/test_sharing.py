@@ -12,16 +12,11 @@ from typing import TypeVar
 import mlx.core as mx
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.token import Token
+from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, Token
 from speculate.errors import DecoderBusyError
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
 from speculate.protocols import Proposer, Strategy
 from speculate.sampling.penalties import Processor
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.heads import with_head
 from tests.decoding.watched import GuidedModel, WatchedProposer

@@ -8,13 +8,9 @@ from types import SimpleNamespace
 import pytest
 from pytest import approx
 
+from speculate import Adaptive, Decoder, Fixed, Off, Stats
 from speculate.decoding import account
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.stats import Stats
 from speculate.protocols import Costs, Plan, Proposer, Round
-from speculate.strategies.adaptive import Adaptive
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
 from tests.decoding import kit
 
 

@@ -9,12 +9,9 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.stats import Stats
+from speculate import Decoder, Fixed, Off, Stats
 from speculate.protocols import Round
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
+from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.watched import WatchedProposer

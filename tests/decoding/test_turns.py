@@ -12,10 +12,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
-from speculate.decoding.decoder import Decoder
-from speculate.proposers.draft_model import DraftModel
-from speculate.strategies.fixed import Fixed
-from speculate.testing.fakes import ScriptedProposer
+from speculate import Decoder, DraftModel, Fixed
+from speculate.testing import ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.watched import WatchedProposer

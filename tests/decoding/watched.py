@@ -9,6 +9,7 @@ from typing import final
 import attrs
 import mlx.core as mx
 
+from speculate import SpeculativeModel
 from speculate.decoding.block import to_ints
 from speculate.protocols import (
     Choose,
@@ -20,7 +21,6 @@ from speculate.protocols import (
     Proposer,
     Rollbackable,
     Round,
-    SpeculativeModel,
     Strategy,
 )
 

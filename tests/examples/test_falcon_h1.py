@@ -8,7 +8,8 @@ from mlx.utils import tree_map
 from mlx_lm.models.falcon_h1 import Model, ModelArgs
 
 from examples.falcon_h1 import FalconH1Adapter
-from speculate.protocols import SpeculativeModel, StockModel
+from speculate import SpeculativeModel
+from speculate.protocols import StockModel
 from speculate.testing.driving import Driven
 from speculate.testing.laws.models import a_forward_says_what_mlx_lm_says
 from speculate.testing.suites import ModelTests

@@ -8,7 +8,7 @@ import pytest
 
 import speculate as sp
 from examples.own_loop import decode
-from speculate.protocols import SpeculativeModel
+from speculate import SpeculativeModel
 from speculate.testing import ToyModel
 from tests.backends.driving import model
 

@@ -10,7 +10,8 @@ import pytest
 from mlx import nn
 
 import speculate as sp
-from speculate.protocols import Recurrence, SpeculativeModel
+from speculate import SpeculativeModel
+from speculate.protocols import Recurrence
 from tests import tiny
 from tests.backends.driving import adapted
 

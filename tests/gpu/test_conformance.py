@@ -8,7 +8,8 @@ import mlx.core as mx
 import pytest
 
 import speculate as sp
-from speculate.protocols import MTPHead, Proposer, SpeculativeModel
+from speculate import SpeculativeModel
+from speculate.protocols import MTPHead, Proposer
 from speculate.testing import ToyHead, ToyModel
 from speculate.testing.suites import HeadTests, ModelTests, ProposerTests
 from speculate.testing.toy_layers import WIDTH

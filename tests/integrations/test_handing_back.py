@@ -12,9 +12,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
+from speculate import SpeculativeModel
 from speculate.errors import CacheOnLoanError, OptionError
 from speculate.integrations.mlx_lm import Steps, speculative_generate_step
-from speculate.protocols import SpeculativeModel
 from tests.decoding import kit
 from tests.decoding.watched import Broken, GuidedModel, Ticker, WatchedModel
 from tests.integrations.steps import PAIRS, both_caches, check_both, check_on_loan, ids

@@ -13,9 +13,9 @@ from mlx_lm.generate import speculative_generate_step as stock_step
 from mlx_lm.models.cache import QuantizedKVCache
 from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_sampler
 
+from speculate import adapt
 from speculate.errors import OptionError, PromptError, VocabularyMismatchError
 from speculate.integrations.mlx_lm import mtp_generate_step, speculative_generate_step
-from speculate.loading import adapt
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.heads import with_head

@@ -6,7 +6,8 @@ from typing import cast
 
 import pytest
 
-from speculate.protocols import SpeculativeModel, StockModel
+from speculate import SpeculativeModel
+from speculate.protocols import StockModel
 from speculate.testing.laws.models import ROUNDS, whatever_is_rejected_leaves_no_trace
 from speculate.testing.suites import ModelTests
 from tests.backends.driving import model, stock

@@ -7,8 +7,7 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
-from speculate import speculation
-from speculate.strategies.fixed import Fixed
+from speculate import Fixed, speculation
 from tests.decoding import kit
 from tests.faults.test_faults import planted
 from tests.models.test_families import Family

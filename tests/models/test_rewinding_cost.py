@@ -9,15 +9,13 @@ from typing import Any, Final
 import mlx.core as mx
 import pytest
 
-from speculate import speculation
+from speculate import Decoder, Fixed, speculation
 from speculate.backends.arrays import RewindableArraysCache
-from speculate.decoding.decoder import Decoder
 from speculate.models import every_state, folded_replay
 from speculate.models.every_state import EveryState
 from speculate.models.folded_replay import FOLD_AT_MOST, FoldedReplay
 from speculate.models.gated_delta import Block
 from speculate.protocols import Deferred
-from speculate.strategies.fixed import Fixed
 from tests.backends.driving import Caches, cold, feed, ids, model
 from tests.decoding import kit
 from tests.decoding.watched import WatchedModel

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
-from speculate.proposers.prompt_lookup import PromptLookup
-from speculate.protocols import Proposer, SpeculativeModel
-from speculate.testing.fakes import ScriptedProposer
+from speculate import DraftModel, MTPChain, PromptLookup, SpeculativeModel
+from speculate.protocols import Proposer
+from speculate.testing import ScriptedProposer, ToyModel
 from speculate.testing.suites import ProposerTests
 from speculate.testing.telling import repetitive
-from speculate.testing.toy import ToyModel
 from tests.decoding import kit
 from tests.decoding.heads import with_head
 

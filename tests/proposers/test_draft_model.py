@@ -8,12 +8,10 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
-from speculate.decoding.decoder import Decoder
+from speculate import Decoder, DraftModel, Fixed
 from speculate.proposers import waiting
-from speculate.proposers.draft_model import DraftModel
 from speculate.protocols import Round
-from speculate.strategies.fixed import Fixed
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.testing import ScheduledStrategy
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.watched import GuidedModel, WatchedModel, WatchedProposer, wrong_after

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import speculate as sp
-from speculate.proposers.mtp_chain import MTPChain
+from speculate import MTPChain
 from speculate.protocols import Foresees, Hindsight, Outlook, Plan, Proposer, Round
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.heads import with_head
 from tests.proposers.scan import FORESEEN, Scan, asked, generate, told

@@ -6,13 +6,11 @@ from itertools import product
 
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.errors import OptionError, SpeculateError
+from speculate import Decoder, DraftModel, Fixed, SpeculateError
+from speculate.errors import OptionError
 from speculate.proposers import waiting
-from speculate.proposers.draft_model import DraftModel
 from speculate.protocols import Rollbackable
-from speculate.strategies.fixed import Fixed
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.watched import GuidedModel, WatchedProposer
 from tests.proposers.laws import check_draft_model

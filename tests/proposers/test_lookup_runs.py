@@ -10,10 +10,9 @@ import mlx.core as mx
 import pytest
 
 import speculate as sp
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
+from speculate import DraftModel, MTPChain
 from speculate.protocols import Proposer
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.testing import ScheduledStrategy
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.heads import with_head

@@ -7,11 +7,9 @@ from typing import Final
 
 import pytest
 
-from speculate.decoding.decoder import Decoder
+from speculate import Decoder, Fixed, MTPChain
 from speculate.proposers import waiting
-from speculate.proposers.mtp_chain import MTPChain
-from speculate.strategies.fixed import Fixed
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.heads import with_head, with_knowing_head
 from tests.decoding.watched import WatchedProposer

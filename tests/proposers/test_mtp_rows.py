@@ -11,12 +11,10 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
-from speculate.decoding.decoder import Decoder
+from speculate import Decoder, Fixed, MTPChain
 from speculate.proposers import waiting
-from speculate.proposers.mtp_chain import MTPChain
 from speculate.protocols import Round
-from speculate.strategies.fixed import Fixed
-from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
+from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests.decoding import kit
 from tests.decoding.heads import CHOOSE, KnowingHead, Row, with_knowing_head
 from tests.decoding.watched import Broken, Ticker, quiet, wrong_after

@@ -7,11 +7,9 @@ from typing import Final
 
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
+from speculate import Decoder, DraftModel, MTPChain
 from speculate.protocols import Proposer
-from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
+from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
 from tests.decoding.heads import with_head, with_knowing_head

@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
+from speculate import Decoder, DraftModel, Fixed, Off, Sampling, SpeculativeModel
 from speculate.decoding.block import to_ints
-from speculate.decoding.decoder import Decoder
-from speculate.proposers.draft_model import DraftModel
-from speculate.protocols import Choice, Commit, Forward, SpeculativeModel
-from speculate.sampling.options import MODES, Mode, Sampling
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
+from speculate.protocols import Choice, Commit, Forward
+from speculate.sampling.options import MODES, Mode
 from speculate.testing.verify.drafters import by_model
 from tests.decoding import kit
 from tests.decoding.watched import PassingModel, WatchedProposer

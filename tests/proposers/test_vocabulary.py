@@ -5,19 +5,14 @@ from __future__ import annotations
 import pytest
 from mlx_lm.models.cache import ConcatenateKVCache
 
-from speculate.decoding.decoder import Decoder
+from speculate import Decoder, DraftModel, Fixed, MTPChain, SpeculateError, SpeculativeModel
 from speculate.errors import (
     CannotRewindError,
     HeadNotFoundError,
     OptionError,
-    SpeculateError,
     VocabularyMismatchError,
 )
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
-from speculate.protocols import SpeculativeModel
-from speculate.strategies.fixed import Fixed
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.testing import ScheduledStrategy
 from tests import tiny
 from tests.decoding import kit
 

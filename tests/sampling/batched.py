@@ -18,11 +18,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from speculate import Sampling
 from speculate.protocols import Choice, Draft
 from speculate.sampling import noise
 from speculate.sampling.coupled import Coupled
 from speculate.sampling.law import Law
-from speculate.sampling.options import Sampling
 from speculate.sampling.penalties import penalties
 from speculate.sampling.rejection import BlockVerification, Rejection
 from speculate.sampling.rules import ByEquality, Rule

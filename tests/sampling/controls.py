@@ -8,11 +8,11 @@ from typing import Final, final
 import mlx.core as mx
 from typing_extensions import override
 
+from speculate import Sampling
 from speculate.protocols import Choice, Draft
 from speculate.sampling.greedy import most_likely
 from speculate.sampling.law import Law, log_softmax
 from speculate.sampling.noise import gumbel, key, uniform
-from speculate.sampling.options import Sampling
 from speculate.sampling.rejection import BlockVerification, Rejection, at, draft_laws
 from speculate.sampling.rules import Judgement, Rule, leading
 

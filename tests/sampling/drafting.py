@@ -11,14 +11,9 @@ import attrs
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from speculate.decoding.decoder import Decoder
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
-from speculate.protocols import Proposer, SpeculativeModel, Strategy
-from speculate.sampling.options import Sampling
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScheduledStrategy, ScriptedProposer
+from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, Sampling, SpeculativeModel
+from speculate.protocols import Proposer, Strategy
+from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests import tiny
 from tests.decoding import heads, kit
 

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from speculate.sampling.options import Sampling
+from speculate import Sampling
 from speculate.testing.chance import chi_square
 
 Floats = NDArray[np.float64]

@@ -9,7 +9,8 @@ import attrs
 import numpy as np
 import pytest
 
-from speculate.sampling.options import MODES, Mode, Sampling
+from speculate import Sampling
+from speculate.sampling.options import MODES, Mode
 from tests.sampling.batched import Drafter, Setting, Texts, decode
 from tests.sampling.laws import Outcome, mean_accepted, overlap
 from tests.sampling.toys import table

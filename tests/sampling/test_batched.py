@@ -9,12 +9,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.proposers.draft_model import DraftModel
+from speculate import Decoder, DraftModel, Fixed, Sampling
 from speculate.protocols import Proposer
 from speculate.sampling.noise import key
-from speculate.sampling.options import MODES, Mode, Sampling
-from speculate.strategies.fixed import Fixed
+from speculate.sampling.options import MODES, Mode
 from tests.sampling.batched import HISTORY, Drafter, Setting, decode, traced_key
 from tests.sampling.toys import LookupProposer, TableModel, to_mx
 

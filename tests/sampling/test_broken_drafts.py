@@ -12,12 +12,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculate.decoding.decoder import Decoder
+from speculate import Decoder, Fixed, Off, Sampling
 from speculate.protocols import Choice, Choose, Draft
-from speculate.sampling.options import MODES, Mode, Sampling
+from speculate.sampling.options import MODES, Mode
 from speculate.sampling.rules import Judgement, Rule
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
 from tests.decoding import kit
 from tests.sampling import controls
 from tests.sampling.batched import RuleMaker, Setting, decode, rule_of

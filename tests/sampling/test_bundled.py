@@ -9,9 +9,10 @@ import attrs
 import pytest
 
 import speculate as sp
-from speculate.protocols import Proposer, SpeculativeModel, Strategy
+from speculate import SpeculativeModel
+from speculate.protocols import Proposer, Strategy
 from speculate.sampling.options import Mode
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
 
 PROMPT: Final = "def read_lines(path):\n"

@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 from mlx_lm.sample_utils import make_sampler
 
-from speculate.decoding.decoder import Decoder
-from speculate.proposers.draft_model import DraftModel
+from speculate import Decoder, DraftModel, Fixed, Off, Sampling
 from speculate.protocols import Strategy
 from speculate.sampling.callables import CallableChooser, SamplerCallable
-from speculate.sampling.options import Mode, Sampling
+from speculate.sampling.options import Mode
 from speculate.sampling.penalties import Processor
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
 from speculate.testing.chance import chi_square
 from tests.decoding import kit
 from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import mlx.core as mx
 
+from speculate import Sampling
 from speculate.protocols import Sampler
 from speculate.sampling.choosing import Choosing
-from speculate.sampling.options import Sampling
 from speculate.testing.suites import SamplerTests
 
 ALL = Sampling(

@@ -9,7 +9,8 @@ import attrs
 import numpy as np
 import pytest
 
-from speculate.sampling.options import MODES, Mode, Sampling
+from speculate import Sampling
+from speculate.sampling.options import MODES, Mode
 from tests.sampling import controls
 from tests.sampling.batched import Setting, decode
 from tests.sampling.laws import CHANCE, joint, p_value

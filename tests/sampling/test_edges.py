@@ -9,9 +9,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from speculate import Sampling
 from speculate.protocols import Choice, Decision, Draft, Sampler
 from speculate.sampling.choosing import Choosing
-from speculate.sampling.options import MODES, Mode, Sampling
+from speculate.sampling.options import MODES, Mode
 from tests.sampling.toys import ints, to_mx, to_np
 
 DEPTH: Final = 2

@@ -18,9 +18,9 @@ from mlx_lm.sample_utils import (
     make_sampler,
 )
 
+from speculate import Sampling
 from speculate.sampling import filters
 from speculate.sampling.law import Law
-from speculate.sampling.options import Sampling
 from speculate.sampling.penalties import Processor, penalties
 from tests.sampling.toys import to_mx
 

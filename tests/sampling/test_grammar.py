@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.token import Token
-from speculate.sampling.options import MODES, Mode, Sampling
+from speculate import Decoder, Sampling, Token
+from speculate.sampling.options import MODES, Mode
 from tests import tiny
 from tests.decoding import kit
 from tests.sampling.drafting import PROMPT, Case, headed, strategy_for

@@ -8,7 +8,8 @@ import attrs
 import numpy as np
 import pytest
 
-from speculate.sampling.options import MODES, Mode, Sampling
+from speculate import Sampling
+from speculate.sampling.options import MODES, Mode
 from tests.sampling.batched import Drafter, Setting, decode
 from tests.sampling.laws import CHANCE, Outcome, joint, p_value
 from tests.sampling.toys import table

@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
 
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.token import Token
-from speculate.proposers.draft_model import DraftModel
-from speculate.sampling.options import MODES, Mode, Sampling
+from speculate import Decoder, DraftModel, Fixed, Off, Sampling, Token
+from speculate.sampling.options import MODES, Mode
 from speculate.sampling.penalties import Processor
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
 from tests import tiny
 from tests.decoding import kit
 from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for, text_of

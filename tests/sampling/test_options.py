@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import pytest
 
+from speculate import Sampling
 from speculate.errors import OptionError
-from speculate.sampling.options import Sampling
 
 WRONG: Final[list[tuple[str, Any]]] = [
     ("temperature", -0.1),

@@ -13,10 +13,9 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 
-from speculate.decoding.decoder import Decoder
-from speculate.sampling.options import MODES, Mode, Sampling
+from speculate import Decoder, Off, Sampling
+from speculate.sampling.options import MODES, Mode
 from speculate.sampling.penalties import Processor
-from speculate.strategies.off import Off
 from tests import tiny
 from tests.decoding import kit
 from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for

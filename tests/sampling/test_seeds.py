@@ -11,15 +11,10 @@ import attrs
 import mlx.core as mx
 import pytest
 
-from speculate.decoding.decoder import Decoder
-from speculate.decoding.token import Token
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
+from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, Sampling, Token
 from speculate.protocols import Proposer
-from speculate.sampling.options import MODES, Mode, Sampling
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.sampling.options import MODES, Mode
+from speculate.testing import ScheduledStrategy
 from tests import tiny
 from tests.decoding import kit
 from tests.sampling.drafting import (

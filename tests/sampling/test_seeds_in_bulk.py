@@ -10,8 +10,8 @@ import attrs
 import numpy as np
 import pytest
 
+from speculate import Sampling
 from speculate.sampling.noise import gumbel, key
-from speculate.sampling.options import Sampling
 from speculate.testing.chance import chi_square
 from tests.sampling.batched import Drafter, Setting, decode
 from tests.sampling.laws import CHANCE, law

@@ -8,12 +8,11 @@ from typing import Final, Literal, Self, final
 import mlx.core as mx
 import pytest
 
-from speculate.decoding.decoder import Decoder
+from speculate import Decoder, Off, Sampling
 from speculate.errors import OptionError
-from speculate.sampling.options import MODES, Mode, Sampling
+from speculate.sampling.options import MODES, Mode
 from speculate.sampling.penalties import Processor
 from speculate.sampling.processors import ForkableProcessor
-from speculate.strategies.off import Off
 from tests import tiny
 from tests.decoding import kit
 from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for

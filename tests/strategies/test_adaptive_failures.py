@@ -10,9 +10,10 @@ from typing import cast, final
 
 import pytest
 
+from speculate import Adaptive
 from speculate.errors import OptionError
 from speculate.protocols import Costs, Hindsight, Outlook, Plan, Round, ToleratesFailures, UsesCosts
-from speculate.strategies.adaptive import WORTH_MEASURING, Adaptive
+from speculate.strategies.adaptive import WORTH_MEASURING
 from tests.strategies.world import PLAIN, Finder, Guesser, World
 
 COSTS = Costs(100, {1: 0.02, 2: 0.021, 5: 0.03}, {"mtp": 0.002})

@@ -6,8 +6,8 @@ from typing import Final
 
 import pytest
 
+from speculate import Adaptive
 from speculate.protocols import Hindsight, Outlook, Round
-from speculate.strategies.adaptive import Adaptive
 from speculate.strategies.beginnings import RESUMED, Beginnings
 from speculate.strategies.contender import PRIOR, SHARED, Contender
 from tests.strategies.world import FLAT, Finder, Guesser, World

@@ -7,8 +7,9 @@ from typing import Final
 
 import pytest
 
+from speculate import Adaptive
 from speculate.protocols import Costs, Round
-from speculate.strategies.adaptive import DEEPEST, FORGOTTEN, Adaptive
+from speculate.strategies.adaptive import DEEPEST, FORGOTTEN
 from tests.strategies.world import FLAT, PLAIN, STEEP, Finder, Guesser, World
 
 SEEDS: Final = range(6)

@@ -8,8 +8,9 @@ from typing import Final
 import attrs
 import pytest
 
+from speculate import Adaptive
 from speculate.protocols import Costs, Round
-from speculate.strategies.adaptive import FORGOTTEN, Adaptive
+from speculate.strategies.adaptive import FORGOTTEN
 from speculate.strategies.cost_store import CostStore
 from tests.strategies.world import FLAT, PLAIN, STEEP, Guesser, World
 

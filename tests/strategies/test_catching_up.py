@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from speculate.strategies.adaptive import Adaptive
+from speculate import Adaptive
 from speculate.strategies.timing import BATCHED_ROW, LARGE, Timing
 from tests.strategies.world import PLAIN, Finder, Sleeper, World
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from speculate.proposers.draft_model import DraftModel
-from speculate.proposers.mtp_chain import MTPChain
-from speculate.proposers.prompt_lookup import PromptLookup
+from speculate import Adaptive, DraftModel, Fixed, MTPChain, Off, PromptLookup
 from speculate.protocols import Strategy
-from speculate.strategies.adaptive import Adaptive
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScheduledStrategy
+from speculate.testing import ScheduledStrategy, ToyModel
 from speculate.testing.suites import StrategyTests
-from speculate.testing.toy import ToyModel
 
 
 class TestOff(StrategyTests):

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
+from speculate import Fixed, Off
 from speculate.errors import OptionError
 from speculate.protocols import Plan, Round, Strategy
-from speculate.strategies.fixed import MAX_DEPTH, Fixed
-from speculate.strategies.off import Off
-from speculate.testing.fakes import ScriptedProposer
+from speculate.strategies.fixed import MAX_DEPTH
+from speculate.testing import ScriptedProposer
 
 ROUND = Round(index=0, proposer="one", planned=3, drafted=3, accepted=0, emitted=1, cut=False)
 

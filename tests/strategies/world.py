@@ -12,6 +12,7 @@ from typing import Final, final
 
 import mlx.core as mx
 
+from speculate import SpeculativeModel
 from speculate.protocols import (
     Choose,
     Commit,
@@ -22,7 +23,6 @@ from speculate.protocols import (
     Plan,
     Proposer,
     Round,
-    SpeculativeModel,
     Strategy,
 )
 from speculate.strategies.timing import interpolated

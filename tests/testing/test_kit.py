@@ -14,10 +14,9 @@ import pytest
 
 import speculate.testing.laws
 import speculate.testing.suites
+from speculate import PromptLookup, SpeculateError, SpeculativeModel
 from speculate.backends.group import CacheGroup
-from speculate.errors import SpeculateError
-from speculate.proposers.prompt_lookup import PromptLookup
-from speculate.protocols import MTPHead, Plan, Round, SpeculativeModel
+from speculate.protocols import MTPHead, Plan, Round
 from speculate.testing import (
     BrokenLawError,
     MadeUpClock,

@@ -8,8 +8,9 @@ import mlx.core as mx
 import pytest
 from typing_extensions import override
 
+from speculate import SpeculativeModel
 from speculate.models.adapter import StockAdapter
-from speculate.protocols import Forward, SpeculativeModel
+from speculate.protocols import Forward
 from speculate.testing import BrokenLawError
 from speculate.testing.suites import ModelTests
 from tests.decoding import kit

@@ -7,7 +7,8 @@ from typing import final
 
 import mlx.core as mx
 
-from speculate.protocols import Forward, Rollbackable, SpeculativeModel
+from speculate import SpeculativeModel
+from speculate.protocols import Forward, Rollbackable
 from tests import tiny, words
 from tests.decoding import kit
 from tests.decoding.watched import PassingModel, said_at

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 import speculate as sp
-from speculate.testing.fakes import ScriptedProposer
+from speculate.testing import ScriptedProposer
 from tests import tiny, words
 from tests.decoding import kit
 from tests.text.saying import saying, spelled

@@ -9,8 +9,9 @@ import mlx.core as mx
 import pytest
 
 import speculate as sp
+from speculate import SpeculativeModel
 from speculate.errors import RewindError
-from speculate.protocols import Rollbackable, SpeculativeModel
+from speculate.protocols import Rollbackable
 from tests.decoding import kit
 
 TEXT: Final = kit.text_of(13)

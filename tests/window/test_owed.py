@@ -9,8 +9,7 @@ import pytest
 from mlx_lm.models import falcon_h1
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
-from speculate import speculation
-from speculate.errors import SpeculateError
+from speculate import SpeculateError, speculation
 from speculate.models.dense import DenseAdapter
 from speculate.testing.driving import Driven
 from speculate.testing.laws.models import whatever_is_rejected_leaves_no_trace

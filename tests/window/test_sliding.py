@@ -10,8 +10,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
+from speculate import SpeculativeModel
 from speculate.models.adapter import StockAdapter
-from speculate.protocols import Rollbackable, SpeculativeModel
+from speculate.protocols import Rollbackable
 from speculate.testing.driving import Driven
 from speculate.testing.laws import cutting as laws
 from speculate.testing.laws.models import ROUNDS, whatever_is_rejected_leaves_no_trace

@@ -13,9 +13,9 @@ from mlx_lm.models.cache import (
 )
 
 import speculate
-from speculate import speculation
+from speculate import SpeculateError, speculation
 from speculate.backends.joining import group_of
-from speculate.errors import CannotRewindError, OptionError, RewindError, SpeculateError
+from speculate.errors import CannotRewindError, OptionError, RewindError
 from tests.backends.driving import (
     ALL,
     FAMILIES,

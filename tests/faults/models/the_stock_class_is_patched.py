@@ -7,8 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from speculate import SpeculativeModel
 from speculate.models.dense import DenseAdapter
-from speculate.protocols import Forward, SpeculativeModel, StockModel
+from speculate.protocols import Forward, StockModel
 from speculate.testing.suites import ModelTests
 from tests import tiny
 from tests.faults.planting import Patch

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from speculate.protocols import SpeculativeModel, StockModel
+from speculate import SpeculativeModel
+from speculate.protocols import StockModel
+from speculate.testing import ToyModel
 from speculate.testing.suites import ModelTests
-from speculate.testing.toy import ToyModel
 from tests.decoding.watched import PassingModel
 
 

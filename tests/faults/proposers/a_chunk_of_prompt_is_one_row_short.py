@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from speculate.proposers.mtp_chain import MTPChain
+from speculate import MTPChain
 from speculate.protocols import Commit
 from tests.faults.proposers.toys import Passing, ToyTests
 

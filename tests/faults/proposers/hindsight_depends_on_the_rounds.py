@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from speculate.proposers.prompt_lookup import PromptLookup
+from speculate import PromptLookup
 from speculate.protocols import Hindsight, Outlook
 from tests.faults.proposers.toys import Passing, ToyTests
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from speculate import DraftModel, SpeculativeModel
 from speculate.proposers import draft_model
-from speculate.proposers.draft_model import DraftModel
-from speculate.protocols import Proposer, SpeculativeModel
+from speculate.protocols import Proposer
+from speculate.testing import ToyModel
 from speculate.testing.suites import ProposerTests
-from speculate.testing.toy import ToyModel
 from tests.faults.planting import Patch
 from tests.proposers.test_unknown_ids import Strict
 

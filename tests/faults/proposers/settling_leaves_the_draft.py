@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speculate.proposers.draft_model import DraftModel
+from speculate import DraftModel
 from speculate.proposers.waiting import Waiting
 from tests.faults.proposers.toys import Passing, ToyTests
 

@@ -7,10 +7,10 @@ from typing import cast
 
 import mlx.core as mx
 
-from speculate.proposers.draft_model import DraftModel
-from speculate.protocols import Choose, Commit, Draft, Proposer, SpeculativeModel
+from speculate import DraftModel, SpeculativeModel
+from speculate.protocols import Choose, Commit, Draft, Proposer
+from speculate.testing import ToyModel
 from speculate.testing.suites import ProposerTests
-from speculate.testing.toy import ToyModel
 
 
 class Passing:

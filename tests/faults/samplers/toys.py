@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from speculate import Sampling
 from speculate.protocols import Sampler
 from speculate.sampling.law import Law
-from speculate.sampling.options import Sampling
 from speculate.sampling.pipeline import Pipeline
 from speculate.sampling.processors import Processors
 from speculate.sampling.rules import Rule

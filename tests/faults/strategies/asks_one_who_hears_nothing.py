@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speculate.proposers.prompt_lookup import PromptLookup
+from speculate import PromptLookup
 from speculate.protocols import Plan
 from tests.faults.strategies.toys import Toy, ToyTests
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from speculate.proposers.prompt_lookup import PromptLookup
+from speculate import PromptLookup
 from speculate.protocols import Plan, Proposer, Round, Strategy
 from speculate.testing.suites import StrategyTests
 

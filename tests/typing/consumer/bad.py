@@ -7,17 +7,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 import speculate as sp
-from speculate.protocols import (
-    Choose,
-    Commit,
-    Draft,
-    Observer,
-    Plan,
-    Proposer,
-    Round,
-    SpeculativeModel,
-    Strategy,
-)
+from speculate import SpeculativeModel
+from speculate.protocols import Choose, Commit, Draft, Observer, Plan, Proposer, Round, Strategy
 
 
 class NoSettle:

@@ -8,6 +8,7 @@ from typing import cast, final
 import mlx.core as mx
 
 import speculate as sp
+from speculate import SpeculativeModel
 from speculate.integrations.mlx_lm import mtp_generate_step
 from speculate.protocols import (
     Choose,
@@ -18,7 +19,6 @@ from speculate.protocols import (
     Proposer,
     Rollbackable,
     Round,
-    SpeculativeModel,
     Strategy,
 )
 

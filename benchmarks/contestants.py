@@ -12,7 +12,7 @@ from mlx_lm.generate import generate_step, speculative_generate_step
 import speculate as sp
 from speculate import SpeculativeModel
 from speculate.integrations import mlx_lm as shaped
-from speculate.loading.adapt import stock_of
+from speculate.loading import stock_of
 from speculate.protocols import Strategy
 
 MANY: Final = 1_000_000

@@ -17,7 +17,7 @@ import speculate as sp
 from benchmarks.clock import now
 from benchmarks.pair import Pair
 from benchmarks.rotation import Choice, Rotation
-from speculate.loading.adapt import stock_of
+from speculate.loading import stock_of
 
 DEPTHS: Final = (1, 2, 3, 4, 5)
 STOCK, OFF = "mlx-lm", "off"

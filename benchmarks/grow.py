@@ -25,10 +25,8 @@ from benchmarks.padding import Place, put_all
 from benchmarks.places import DenseArgs, HybridArgs, dense_places, head_width, hybrid_places
 from speculate import SpeculativeModel
 from speculate.checkpoints import find_head, read_head
-from speculate.loading.adapt import stock_of
-from speculate.loading.demo import demo_folder
-from speculate.loading.unpack import unpack_head
-from speculate.models.mtp_head import build_head
+from speculate.loading import demo_folder, stock_of
+from speculate.models.mtp import build_head
 from speculate.protocols import MTPHead, StockModel
 
 if TYPE_CHECKING:
@@ -134,7 +132,7 @@ def _larger_dense(small: DenseArgs, hidden: int, layers: int) -> DenseArgs:
 
 
 def _grown_head(stock: Module, places: Mapping[str, Place]) -> MTPHead:
-    tensors = unpack_head(read_head(find_head(demo_folder("hybrid"))))
+    tensors = read_head(find_head(demo_folder("hybrid"))).dequantized()
     grown = attrs.evolve(tensors, weights=put_all(tensors.weights, places))
     return build_head(cast(StockModel, stock), grown)
 

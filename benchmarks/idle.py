@@ -19,7 +19,7 @@ import mlx.core as mx
 import speculate as sp
 from benchmarks import report
 from benchmarks.spread import Spread
-from speculate.backends.joining import join
+from speculate.backends.group import join
 from speculate.backends.kv import RewindableKVCache
 from speculate.protocols import Choose, Commit, Draft, Forward, MTPHead, Rollbackable
 

@@ -18,10 +18,8 @@ from benchmarks.padding import put_all
 from benchmarks.places import head_width, hybrid_places
 from speculate import SpeculativeModel, adapt, load_demo, load_mtp_head
 from speculate.checkpoints import find_head, read_head
-from speculate.checkpoints.drafter import drafter_config, write_drafter
-from speculate.loading.adapt import stock_of
-from speculate.loading.demo import demo_folder
-from speculate.loading.unpack import unpack_head
+from speculate.checkpoints.export import drafter_config, write_drafter
+from speculate.loading import demo_folder, stock_of
 from speculate.protocols import StockModel
 
 
@@ -51,7 +49,7 @@ def save_grown(model: SpeculativeModel, folder: Path) -> tuple[Path, Path]:
     config = {"model_type": "qwen3_5", "text_config": {**text, "rope_parameters": rope}}
     (trunk / "config.json").write_text(json.dumps(config), encoding="utf-8")
     files = find_head(demo_folder("hybrid"))
-    head = unpack_head(read_head(files))
+    head = read_head(files).dequantized()
     places = hybrid_places(hybrid_args(load_demo("hybrid")[0]), large)
     grown = attrs.evolve(head, weights=put_all(head.weights, places))
     write_drafter(drafter, grown, drafter_config(attrs.evolve(files, config=config), grown))

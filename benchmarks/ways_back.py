@@ -12,9 +12,8 @@ from mlx_lm.models import gated_delta, qwen3_5
 
 from speculate import SpeculativeModel
 from speculate.backends.arrays import RewindableArraysCache
-from speculate.models.dense import DenseAdapter
-from speculate.models.folded_replay import FoldedReplay
-from speculate.models.gated_delta import Block
+from speculate.models.adapter import DenseAdapter
+from speculate.models.gated_delta import Block, FoldedReplay
 from speculate.models.qwen3_5 import Qwen35Adapter
 from speculate.protocols import Recurrence, StockModel
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol, final
 
 import attrs
 
-from speculate.loading.demo import demo_folder
+from speculate.loading import demo_folder
 
 TEXTS: Final = Path(__file__).parent / "data" / "texts"
 """Cuts out of files that no bundled model was trained on."""

@@ -11,9 +11,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import ChunkedKVCache
 from typing_extensions import override
 
-from speculate.backends.group import RECORD_WINDOW
-from speculate.backends.member import AbandonsByCheckpoint
-from speculate.backends.offset import TrimsByOffset
+from speculate.backends.base import TrimsByOffset
+from speculate.backends.group import RECORD_WINDOW, AbandonsByCheckpoint
 
 Content = tuple[mx.array | None, mx.array | None, int, int, int]
 

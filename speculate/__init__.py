@@ -1,8 +1,8 @@
 """Exact speculative decoding for models of mlx-lm whose caches cannot be trimmed."""
 
+from speculate.decoding.block import Token as Token
 from speculate.decoding.decoder import Decoder as Decoder
 from speculate.decoding.stats import Stats as Stats
-from speculate.decoding.token import Token as Token
 from speculate.decoding.window import Window as Window
 from speculate.decoding.window import speculation as speculation
 from speculate.errors import SpeculateError as SpeculateError
@@ -17,6 +17,6 @@ from speculate.protocols import SpeculativeModel as SpeculativeModel
 from speculate.sampling.options import Sampling as Sampling
 from speculate.strategies.adaptive import Adaptive as Adaptive
 from speculate.strategies.fixed import Fixed as Fixed
-from speculate.strategies.off import Off as Off
+from speculate.strategies.fixed import Off as Off
 from speculate.text import generate as generate
 from speculate.text import stream_generate as stream_generate

@@ -244,7 +244,7 @@ def test_bundled_models_share_a_vocabulary() -> None:
 def test_what_is_not_bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="hybrid, draft, windowed"):
         sp.load_demo("large")
-    monkeypatch.setattr("speculate.loading.demo.files", lambda _: tmp_path)
+    monkeypatch.setattr("speculate.loading.files", lambda _: tmp_path)
     with pytest.raises(CheckpointError, match="reinstall"):
         sp.load()
     with pytest.raises(CheckpointError, match="reinstall"):

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from speculate.checkpoints import find_head, read_head
 from speculate.cli.main import main as speculate
-from speculate.models.mtp_head import QwenMTPHead, build_head
+from speculate.models.mtp import QwenMTPHead, build_head
 from tests import words
 from tests.checkpoints import tiny
 

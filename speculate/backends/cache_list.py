@@ -9,8 +9,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import CacheList
 from typing_extensions import override
 
-from speculate.backends.member import GroupMember, StartsLate, WritesInBlocks
-from speculate.backends.rows import check_trim
+from speculate.backends.base import check_trim
+from speculate.backends.group import GroupMember, StartsLate, WritesInBlocks
 from speculate.protocols import Rollbackable
 
 

@@ -1,10 +1,4 @@
-"""A sliding window, kept in time order, with room to take tokens back.
-
-mlx-lm's own window is a ring: once it has wrapped, a new row overwrites the row that would be
-needed again after a rejected draft. Here new rows are appended behind the window, so taking
-back moves an index. When the buffer is full the rows that no step can see any more are
-dropped, and the rest moves to a new one: once in hundreds of tokens.
-"""
+"""Masks of a sliding window that is kept in time order."""
 
 from __future__ import annotations
 
@@ -12,15 +6,176 @@ from collections.abc import Callable
 from typing import final
 
 import mlx.core as mx
+from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import RotatingKVCache
 from typing_extensions import override
 
-from speculate.backends.group import RECORD_WINDOW
-from speculate.backends.masks import mask_of_block, mask_of_one
-from speculate.backends.member import AbandonsByCheckpoint, GroupMember
-from speculate.backends.rows import STEP, check_trim
-from speculate.backends.sinks import Sinks
+from speculate.backends.base import STEP, check_trim
+from speculate.backends.group import RECORD_WINDOW, AbandonsByCheckpoint, GroupMember
 from speculate.errors import RewindError
+
+
+def mask_of_one(prior: int, window: int) -> mx.array | None:
+    """What a single row sees: needed only by a layer that sees less than its cache shows.
+
+    Args:
+        prior: Rows in front of it.
+        window: Rows that it sees, itself included.
+
+    Returns:
+        `(prior + 1,)`, true where it sees a column; `None` where it sees all.
+    """
+    hidden = prior + 1 - window
+    return mx.arange(prior + 1) >= hidden if hidden > 0 else None
+
+
+def mask_of_block(
+    rows: int, prior: int, window: int, sinks: int, *, as_array: bool
+) -> mx.array | str:
+    """What the rows of a block see, as in mlx-lm, and besides it the sinks.
+
+    Args:
+        rows: Rows of the block.
+        prior: Rows in front of it.
+        window: Rows that a single step sees.
+        sinks: First rows that are always seen.
+        as_array: Whether the name of a mask will not do.
+    """
+    if prior + rows <= window and not as_array:
+        return "causal"
+    if sinks:
+        return mask_with_sinks(rows, prior, window, sinks)
+    mask: mx.array = create_causal_mask(rows, prior, window_size=window)
+    return mask
+
+
+def mask_with_sinks(rows: int, prior: int, window: int, sinks: int) -> mx.array:
+    """What single steps see. mlx-lm's mask for blocks lets the sinks slide out of view.
+
+    Args:
+        rows: Rows of the block.
+        prior: Rows in front of it, the sinks first.
+        window: Rows that a single step sees, itself and the sinks included.
+        sinks: Rows that are always seen.
+
+    Returns:
+        `(rows, prior + rows)`, true where a row sees a column.
+    """
+    row = mx.arange(prior, prior + rows)[:, None]
+    column = mx.arange(prior + rows)[None]
+    recent = row < column + (window - sinks)
+    mask: mx.array = (column <= row) & (recent | (column < sinks))
+    return mask
+
+
+@final
+class Sinks:
+    """Where the sinks lie in one buffer `(1, heads, rows, width)`, and what they cover.
+
+    Args:
+        window: Rows that a single step sees.
+        keep: How many of them are the first of the text.
+        room: Most rows of the buffer.
+    """
+
+    def __init__(self, window: int, keep: int, room: int) -> None:
+        self._window = window
+        self._keep = min(keep, window - 1)
+        self._room = self._first_seen(room) + 1
+        self._at = 0  # the row where the sinks lie
+        self._sinks: mx.array | None = None  # a copy of them
+        self._covered: mx.array | None = None  # row i is a copy of the buffer's row keep + i
+        self._saved = 0  # rows of it that count
+
+    def make(self, rows: mx.array, free: int) -> mx.array:
+        """A new buffer, for this object to look after from now on.
+
+        Args:
+            rows: `(1, heads, n, width)`, in time order: the sinks, if `n` is more than a
+                window, and the newest.
+            free: Rows to be written behind them.
+        """
+        fresh = _zeros(rows, free)
+        start = self._first_seen(rows.shape[2])
+        if self._keep == 0 or start == 0:
+            return mx.concatenate([rows, fresh], axis=2)
+        self._at = self._saved = start
+        self._sinks = mx.contiguous(rows[..., : self._keep, :])
+        covered = rows[..., self._keep : self._keep + start, :]
+        self._covered = mx.concatenate([covered, _zeros(rows, self._room - start)], axis=2)
+        newest = rows[..., self._keep + start :, :]
+        return mx.concatenate([rows[..., :start, :], self._sinks, newest, fresh], axis=2)
+
+    def append(self, buffer: mx.array, new: mx.array, rows: int) -> mx.array:
+        """Write rows behind those that count, in place.
+
+        Args:
+            buffer: Has room for them.
+            new: `(1, heads, T, width)`.
+            rows: Rows of the buffer that count.
+
+        Returns:
+            What the new rows see: the window of the first of them, and themselves.
+        """
+        end, first = rows + new.shape[2], self._first_seen(rows)
+        if self._keep:
+            self._lay(buffer, first, rows)
+        buffer[..., rows:end, :] = new
+        if self._keep:
+            # For the next step: if a buffer is read before it is written to in one
+            # evaluation, MLX copies all of it.
+            self._save(buffer, self._first_seen(end))
+        seen, copies = buffer[..., first:end, :], self.arrays()
+        # Evaluated with this step even where nothing but the model's output is asked for.
+        return mx.depends([seen], copies)[0] if copies else seen
+
+    def newest(self, buffer: mx.array, rows: int, count: int) -> mx.array:
+        """The sinks and the newest rows, `count` of the first `rows` together, in time order."""
+        start = rows - count
+        if self._keep and start > max(self._at, self._saved):
+            sinks = buffer[..., self._at : self._at + self._keep, :]
+            return mx.concatenate([sinks, buffer[..., start + self._keep : rows, :]], axis=2)
+        if self._keep:
+            self._lay(buffer, start, rows)
+        return buffer[..., start:rows, :]
+
+    def arrays(self) -> list[mx.array]:
+        """The copies that are kept."""
+        return [copy for copy in (self._sinks, self._covered) if copy is not None]
+
+    def _first_seen(self, rows: int) -> int:
+        """Where the stretch begins that the next row sees, behind `rows` others."""
+        return max(0, rows + 1 - self._window)
+
+    def _lay(self, buffer: mx.array, start: int, rows: int) -> None:
+        """Make the stretch from `start` on begin with the sinks, and go on as the text does."""
+        # What was copied from behind `rows` was taken back.
+        self._saved = min(self._saved, max(0, rows - self._keep))
+        self._save(buffer, start)
+        if start == self._at or self._sinks is None or self._covered is None:
+            return
+        again = self._sinks
+        if start < self._at:
+            again = mx.concatenate([again, self._covered[..., start : self._at, :]], axis=2)
+        end = start + again.shape[2]
+        # In one line: no interrupt comes between what is written and where it is.
+        buffer[..., start:end, :], self._at = again, start
+
+    def _save(self, buffer: mx.array, start: int) -> None:
+        """Copy the rows that the sinks cover once they are laid from `start` on."""
+        if start <= self._saved:
+            return
+        if self._at == 0:
+            self._sinks = mx.contiguous(buffer[..., : self._keep, :])
+        if self._covered is None:
+            self._covered = _zeros(buffer, self._room)
+        rows = buffer[..., self._saved + self._keep : start + self._keep, :]
+        self._covered[..., self._saved : start, :] = rows
+        self._saved = start
+
+
+def _zeros(like: mx.array, rows: int) -> mx.array:
+    return mx.zeros((*like.shape[:2], rows, like.shape[3]), dtype=like.dtype)
 
 
 @final

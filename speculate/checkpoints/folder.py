@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Final, cast
 
 import attrs
 
-from speculate.checkpoints.header import (
+from speculate.checkpoints.safetensors import (
     NAME_LIMIT,
     Pairs,
     TensorEntry,
@@ -19,7 +21,12 @@ from speculate.checkpoints.header import (
     read_header,
     repeated,
 )
-from speculate.errors import CheckpointError, SpeculateWarning
+from speculate.errors import (
+    CheckpointError,
+    SpeculateError,
+    SpeculateWarning,
+)
+from speculate.validation import refuse
 
 JSON_LIMIT: Final = 64 * 2**20
 """Longest index or config that is read, in bytes."""
@@ -203,3 +210,78 @@ def _inside(folder: Path, index: Path, name: str) -> Path:
     if posix.suffix != ".safetensors":
         raise CheckpointError(f"{index}: lists {name!r}, which is not a safetensors file")
     return folder / name
+
+
+REPOSITORY: Final = re.compile(r"[\w][\w.-]*/[\w.-]+")
+"""What a hub repository's name looks like."""
+
+REASON_LIMIT: Final = 300
+"""Most characters that are quoted of another library's error."""
+
+
+def locate(
+    path_or_repo: str | Path, revision: str | None = None, *, head_only: bool = False
+) -> Path:
+    """A path that exists: the given one, or that of a downloaded hub repository.
+
+    Args:
+        path_or_repo: A path, or a repository as `owner/name`.
+        revision: A branch, a tag or a commit of it.
+        head_only: Download what holds the head, and no more of the trunk than that takes.
+
+    Raises:
+        OptionError: They are no names.
+        CheckpointError: There is neither.
+    """
+    if not isinstance(path_or_repo, str | Path):
+        refuse("path_or_repo", "a path or a hub repository", path_or_repo)
+    path = Path(path_or_repo).expanduser()
+    try:
+        if path.exists():
+            return path
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if isinstance(path_or_repo, Path) or not REPOSITORY.fullmatch(path_or_repo):
+        raise CheckpointError(
+            f"{path}: there is no such folder. Give a model's folder, or a hub repository as "
+            "owner/name"
+        )
+    from speculate.checkpoints.hub import download, download_head
+
+    return (download_head if head_only else download)(path_or_repo, revision)
+
+
+@contextmanager
+def explained(folder: Path, what: str) -> Iterator[None]:
+    """Turn whatever another library raises over a folder into an error that names it.
+
+    Raises:
+        CheckpointError: The body raised something that is no error of this package.
+    """
+    try:
+        yield
+    except SpeculateError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{folder}: {what}: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """An error in a line: its kind and its text, cut where that is long."""
+    text = " ".join(str(error).split())
+    if len(text) > REASON_LIMIT:
+        text = text[:REASON_LIMIT] + " ..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def check_files(folder: Path) -> None:
+    """Refuse files that mlx-lm could not open: pipes, and weights whose header is broken.
+
+    Raises:
+        CheckpointError: There is such a file.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.match("model*.safetensors"):
+            read_header(path)
+        elif path.exists() and not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"{path}: is not a regular file")

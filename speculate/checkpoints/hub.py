@@ -10,8 +10,8 @@ from typing import Final
 from huggingface_hub import errors, snapshot_download
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download
 
-from speculate.checkpoints.find import listed_files
 from speculate.checkpoints.folder import INDEX_SUFFIX, exists
+from speculate.checkpoints.head import listed_files
 from speculate.errors import CheckpointError
 
 _logger = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx_lm.models import qwen3_next
-from mlx_lm.utils import load_model
+from mlx_lm.utils import dequantize_model, load_model
 from typing_extensions import override
 
 from speculate.checkpoints.folder import read_json
@@ -66,3 +67,12 @@ def load_trunk(
         # Loaded, it is a stock model like any other.
         object.__setattr__(model, "__class__", qwen3_next.Model)
     return cast(StockModel, model), config
+
+
+def unpack_model(stock: StockModel) -> None:
+    """Replace every quantised layer of a model, in place, by a plain one in float32."""
+    module = cast(Module, stock)
+    module.set_dtype(mx.float32)
+    dequantize_model(module)
+    # Scales that are bytes unpack to half precision.
+    module.set_dtype(mx.float32)

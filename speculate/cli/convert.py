@@ -44,12 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the folder."""
     from speculate.checkpoints import find_head, load_trunk, read_head
-    from speculate.checkpoints.atomic import check_apart, check_free, new_folder
     from speculate.checkpoints.convert import HEAD_FILE, convert
+    from speculate.checkpoints.export import check_apart, check_free, new_folder
+    from speculate.checkpoints.folder import explained
     from speculate.cli.models import busy
     from speculate.cli.sources import find
-    from speculate.loading.folder import check_folder, explained
-    from speculate.models.mtp_head import build_head
+    from speculate.loading import check_folder
+    from speculate.models.mtp import build_head
 
     conversion, target = _conversion(args), args.mlx_path
     check_free(target, replace=args.force)

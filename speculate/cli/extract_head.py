@@ -38,10 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the folder."""
     from speculate.checkpoints import find_head
-    from speculate.checkpoints.atomic import check_apart, check_free, new_folder
-    from speculate.checkpoints.drafter import copy_tokenizer, drafter_config, write_drafter
+    from speculate.checkpoints.export import (
+        check_apart,
+        check_free,
+        copy_tokenizer,
+        drafter_config,
+        new_folder,
+        write_drafter,
+    )
+    from speculate.checkpoints.folder import explained
     from speculate.cli.sources import find
-    from speculate.loading.folder import explained
 
     target: Path = args.output
     check_free(target, replace=args.force)
@@ -77,7 +83,7 @@ def _packing(text: str) -> tuple[int, int]:
 
 def _read(files: HeadFiles, asked: tuple[int, int] | None, shown: Bars) -> HeadTensors:
     from speculate.checkpoints import Quantization, read_head
-    from speculate.checkpoints.packing import (
+    from speculate.checkpoints.convert import (
         as_trunks,
         dequantize_head,
         plain_matrices,

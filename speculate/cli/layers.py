@@ -12,7 +12,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import _get_classes
 
-from speculate.backends.adoption import adopt
+from speculate.backends.adopt import adopt
 from speculate.checkpoints.folder import check_layers
 from speculate.errors import CannotRewindError, UnsupportedModelError
 from speculate.models.qwen3_5 import Qwen35Adapter

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from speculate.cli.sources import find, is_bundled
 from speculate.errors import OptionError
-from speculate.loading import DEMO_MODELS, load
-from speculate.loading.demo import demo_folder
+from speculate.loading import DEMO_MODELS, demo_folder, load
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.proposers.prompt_lookup import PromptLookup
 from speculate.protocols import Proposer, SpeculativeModel, Strategy
 from speculate.strategies.adaptive import Adaptive
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
+from speculate.strategies.fixed import Fixed, Off
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper

@@ -11,10 +11,9 @@ from typing import Final, Literal, final
 
 import attrs
 
-from speculate.checkpoints.find import find_head
 from speculate.checkpoints.folder import read_json, section, setting, survey
+from speculate.checkpoints.head import HeadSummary, find_head, peek_head
 from speculate.checkpoints.names import strip_prefix
-from speculate.checkpoints.peek import HeadSummary, peek_head
 from speculate.cli.layers import Architecture, architecture
 from speculate.errors import HeadNotFoundError
 

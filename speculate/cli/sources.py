@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from speculate.loading import DEMO_MODELS
-from speculate.loading.demo import demo_folder
-from speculate.loading.folder import locate
+from speculate.loading import DEMO_MODELS, demo_folder
 
 
 def find(name: str | None, revision: str | None = None, *, head_only: bool = False) -> Path:
@@ -22,6 +20,9 @@ def find(name: str | None, revision: str | None = None, *, head_only: bool = Fal
     """
     if is_bundled(name):
         return demo_folder(name or DEMO_MODELS[0])
+    # Costs an import of mlx-lm.
+    from speculate.checkpoints.folder import locate
+
     return locate(name or DEMO_MODELS[0], revision, head_only=head_only)
 
 

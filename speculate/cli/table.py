@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from speculate.checkpoints.experts import DENSE
-from speculate.checkpoints.peek import HeadSummary
+from speculate.checkpoints.head import HeadSummary
+from speculate.checkpoints.names import DENSE
 from speculate.checkpoints.quantization import Quantization
 from speculate.cli.check import Check
 from speculate.cli.layers import Architecture

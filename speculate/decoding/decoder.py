@@ -9,8 +9,9 @@ from typing import Final, cast, final
 import attrs
 import mlx.core as mx
 
-from speculate.decoding.drafting import Drafting
-from speculate.decoding.inputs import (
+from speculate.decoding.block import Token
+from speculate.decoding.config import (
+    Setup,
     check_list,
     check_model,
     check_processors,
@@ -19,18 +20,18 @@ from speculate.decoding.inputs import (
     check_stream,
     checked_count,
     checked_prompt,
+    checked_quantization,
 )
+from speculate.decoding.proposers import Drafting
 from speculate.decoding.session import KnownText, Session
-from speculate.decoding.setup import Setup, checked_quantization
 from speculate.decoding.stats import Stats
-from speculate.decoding.token import Token
 from speculate.errors import DecoderBusyError
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.proposers.prompt_lookup import PromptLookup
 from speculate.protocols import Observer, Proposer, Rollbackable, SpeculativeModel, Strategy
-from speculate.sampling.callables import SamplerCallable
-from speculate.sampling.choosing import Choosing
+from speculate.sampling.acceptance import SamplerCallable
 from speculate.sampling.options import Sampling
+from speculate.sampling.sampler import Choosing
 from speculate.strategies.adaptive import Adaptive
 from speculate.validation import (
     validated_function,

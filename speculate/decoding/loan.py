@@ -7,7 +7,7 @@ from typing import NoReturn, final
 
 import mlx.core as mx
 
-from speculate.backends.joining import group_of
+from speculate.backends.group import group_of
 from speculate.errors import CacheOnLoanError, OptionError
 from speculate.protocols import Rollbackable, SpeculativeModel
 
@@ -75,7 +75,7 @@ class Borrowed:
     def take(self) -> None:
         """Move the content. If it raises, the list is as it was."""
         # Costs an import of mlx-lm, which whoever has caches has paid for already.
-        from speculate.backends.adoption import contents, release
+        from speculate.backends.adopt import contents, release
 
         self._release = release
         put_back = contents(self.list)

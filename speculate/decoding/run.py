@@ -1,25 +1,164 @@
-"""One text: rounds of plan, propose, forward, accept, keep, observe, emit."""
+"""What became of a round, counted and told once nothing more of it will be emitted."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Final, final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, cast, final
 
 import attrs
 import mlx.core as mx
 
-from speculate.decoding.account import Account
-from speculate.decoding.block import Block
+from speculate.decoding.block import Block, Scores, Token, tokens_of
+from speculate.decoding.config import Setup
+from speculate.decoding.cost_probe import measure_costs
 from speculate.decoding.loan import Loan
-from speculate.decoding.measuring import measure_costs
-from speculate.decoding.planner import Planner
-from speculate.decoding.setup import Setup
 from speculate.decoding.stats import Stats
 from speculate.decoding.target import Target
-from speculate.decoding.token import Scores, Token, tokens_of
 from speculate.errors import SpeculateError
-from speculate.protocols import Plan, UsesCosts
+from speculate.protocols import Plan, Round, UsesCosts
+
+
+@final
+class Account:
+    """Times rounds, and tells the strategy and the observer of them, in order.
+
+    Args:
+        setup: The decoder's parts.
+        stats: Where to count.
+    """
+
+    def __init__(self, setup: Setup, stats: Stats) -> None:
+        self._setup = setup
+        self._stats = stats
+        self._block: Block | None = None
+        self._seconds = 0.0
+        self._ahead = 0.0
+        self._ended = 0.0
+        self._observing = 0.0
+        self._context = 0
+        self._index = 0
+
+    @contextmanager
+    def timed(self, *, launched: bool) -> Iterator[None]:
+        """Time the round that is made meanwhile, without what the observer takes.
+
+        Args:
+            launched: Its forward was launched in the round before.
+        """
+        began, self._observing = time.perf_counter(), 0.0
+        ahead = began - self._ended if launched else 0.0
+        yield
+        self._ended = time.perf_counter()
+        self._seconds = self._ended - began - self._observing
+        self._ahead = ahead
+
+    def open(self, block: Block, context: int) -> None:
+        """A block is ready to be given out.
+
+        Args:
+            block: The block.
+            context: Tokens of text in front of what it gives.
+        """
+        self._block, self._context, self._index = block, context, self._stats.rounds
+
+    def close(self, emitted: int, accepted: int, *, cut: bool) -> None:
+        """Nothing more of the open block will be emitted.
+
+        Can be called again: it goes on where an interrupt came. Strategy and observer hear of a
+        round once at most.
+
+        Args:
+            emitted: Tokens that came out of it.
+            accepted: Drafts that stood.
+            cut: The text ended in this block.
+        """
+        block = self._block
+        if block is None or not emitted:
+            return
+        round = Round(
+            index=self._index,
+            proposer=block.proposer if block.drafted else None,
+            planned=block.plan.depth,
+            drafted=block.drafted,
+            accepted=min(emitted, accepted),
+            emitted=emitted,
+            cut=cut,
+            seconds=self._seconds,
+            context=self._context,
+            confidence=[cast(float, value.item()) for value in block.confidence],
+            predicted=block.plan.predicted,
+            plain_seconds=block.plan.plain_seconds,
+            asked=block.proposer,
+            ahead=self._ahead,
+        )
+        if self._stats.rounds == self._index:
+            self._stats.count(round)
+        self._block = None
+        self._setup.strategy.observe(round)
+        if self._setup.observer is not None:
+            began = time.perf_counter()
+            self._setup.observer(round)
+            self._observing = time.perf_counter() - began
+
+
+@final
+class Planner:
+    """Asks the strategy once a round, and never for more than there is room for.
+
+    Args:
+        setup: The decoder's parts.
+        stats: Counts what was emitted.
+        max_tokens: Tokens to emit; `None` without a limit.
+    """
+
+    def __init__(self, setup: Setup, stats: Stats, max_tokens: int | None) -> None:
+        self._setup = setup
+        self._stats = stats
+        self._max_tokens = max_tokens
+        self._plan: Plan | None = None
+
+    def remaining(self) -> int | None:
+        """Tokens still to be emitted; `None` without a limit."""
+        return None if self._max_tokens is None else self._max_tokens - self._stats.emitted_tokens
+
+    def take(self, room: int | None, *, pending: int = 0) -> tuple[Plan, int]:
+        """The plan of the round that begins now, and the depth that fits.
+
+        Where none does, nobody is asked.
+
+        Args:
+            room: Drafts that the caches have room for, if they set a limit.
+            pending: Tokens that will be emitted before.
+        """
+        plan, depth = self._look(room, pending)
+        self._plan = None
+        if depth or plan.proposer is None:
+            return plan, depth
+        return attrs.evolve(plan, proposer=None), depth
+
+    def goes_on_plainly(self, room: int | None) -> bool:
+        """Whether the step after the present token is sure to be made, without a draft."""
+        if self.remaining() == 1 or not self._setup.sampler.launches_ahead:
+            return False
+        return self._look(room, 1)[1] == 0
+
+    def _look(self, room: int | None, pending: int) -> tuple[Plan, int]:
+        remaining = self.remaining()
+        left = None if remaining is None else remaining - pending
+        if self._plan is None:
+            plan: object = self._setup.strategy.plan(left)
+            if not isinstance(plan, Plan):
+                kind = type(plan).__name__
+                raise SpeculateError(f"the strategy's plan() gave no Plan but a {kind}")
+            self._plan = plan
+            if self._plan.depth < 0:
+                raise SpeculateError(f"the strategy planned {self._plan.depth} drafts")
+        limits = [self._plan.depth, None if left is None else left - 1, room]
+        return self._plan, min(limit for limit in limits if limit is not None)
+
 
 CLEAR_EVERY: Final = 256
 """Tokens after which the allocator's cache is cleared, as in mlx-lm."""

@@ -6,11 +6,11 @@ import weakref
 from collections.abc import Sequence
 from typing import final
 
+from speculate.decoding.block import Token
+from speculate.decoding.config import Setup
 from speculate.decoding.loan import Loan
 from speculate.decoding.run import Run
-from speculate.decoding.setup import Setup
 from speculate.decoding.stats import Stats
-from speculate.decoding.token import Token
 from speculate.errors import CacheOnLoanError, SpeculateError
 
 
@@ -53,7 +53,7 @@ class KnownText:
 def _tells(cache: object) -> bool:
     """Whether a cache knows how many tokens it was fed."""
     # Costs an import of mlx-lm, which whoever has such caches has paid for already.
-    from speculate.backends.adoption import tells_length
+    from speculate.backends.adopt import tells_length
 
     return tells_length(cache)
 

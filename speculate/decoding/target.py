@@ -1,4 +1,4 @@
-"""The target and its caches, as a run feeds them."""
+"""How likely a proposer found what it drafted."""
 
 from __future__ import annotations
 
@@ -8,16 +8,134 @@ from typing import final
 import attrs
 import mlx.core as mx
 
-from speculate.backends.group import CacheGroup
-from speculate.backends.joining import group_of
+from speculate.backends.group import CacheGroup, group_of
 from speculate.decoding.block import Block
-from speculate.decoding.confidence import Confidence
-from speculate.decoding.drafting import in_range
+from speculate.decoding.config import KVQuantization, Setup
 from speculate.decoding.loan import Loan
-from speculate.decoding.prefill import prefill
-from speculate.decoding.quantizing import Quantizer
-from speculate.decoding.setup import Setup
-from speculate.protocols import Commit, Draft, Plan, Rollbackable
+from speculate.decoding.proposers import in_range
+from speculate.errors import OptionError
+from speculate.protocols import Choice, Choose, Commit, Draft, Plan, Rollbackable
+
+
+@final
+class Confidence:
+    """Picks tokens as `choose` does, and notes the probability of each, on the device.
+
+    Args:
+        choose: How tokens are picked.
+    """
+
+    def __init__(self, choose: Choose) -> None:
+        self._choose = choose
+        self.noted: list[mx.array] = []
+
+    def __call__(self, logits: mx.array, index: int, /) -> Choice:
+        choice = self._choose(logits, index)
+        row = logits[0].astype(mx.float32)
+        self.noted.append(mx.exp(row[choice.token] - mx.logsumexp(row)))
+        return choice
+
+
+@final
+class Quantizer:
+    """Replaces caches in a list once the text is long enough.
+
+    Args:
+        options: Whether and when; `None` does nothing.
+        caches: One model's caches. Entries are replaced in this list.
+
+    Raises:
+        OptionError: A sliding window cannot be quantised. mlx-lm would find out in the
+            middle of the answer.
+    """
+
+    def __init__(self, options: KVQuantization | None, caches: list[Rollbackable]) -> None:
+        self._options = options
+        self._caches = caches
+        self._group = group_of(caches)
+        self._done = options is None
+        if options is not None:
+            self._refuse_windows()
+
+    def apply(self) -> None:
+        """Quantise what is due. Call it after every forward whose tokens are kept."""
+        if self._options is None or self._done:
+            return
+        from speculate.backends.kv import RewindableKVCache, quantize
+
+        plain = {n: c for n, c in enumerate(self._caches) if isinstance(c, RewindableKVCache)}
+        if any(cache.length() < self._options.start for cache in plain.values()):
+            return
+        size, bits = self._options.group_size, self._options.bits
+        # All are packed before any is replaced: a failure changes nothing.
+        packed = {layer: quantize(cache, size, bits) for layer, cache in plain.items()}
+        self.replace([packed.get(n, cache) for n, cache in enumerate(self._caches)])
+        self._done = True
+
+    def check(self) -> None:
+        """Refuse rows that cannot be packed, while nothing was emitted.
+
+        Raises:
+            OptionError: Their width is not a multiple of the group size.
+        """
+        if self._options is None:
+            return
+        from speculate.backends.kv import RewindableKVCache
+
+        for layer, cache in enumerate(self._caches):
+            if isinstance(cache, RewindableKVCache) and cache.keys is not None:
+                width, size = cache.keys.shape[-1], self._options.group_size
+                if width % size:
+                    raise OptionError(
+                        f"kv_group_size={size} does not divide the {width} numbers of a row in "
+                        f"layer {layer}: use a smaller group"
+                    )
+
+    def replace(self, caches: Sequence[Rollbackable]) -> None:
+        """Put other caches of the same lengths in the places of some, or all, of them.
+
+        Can be called again if an interrupt came: until the last step the list is the old one.
+        """
+        for layer, cache in enumerate(caches):
+            if self._group is not None and cache is not self._caches[layer]:
+                self._group.replace(layer, cache)
+        self._caches[:] = caches
+
+    def room(self) -> int | None:
+        """Drafts that the next block may hold so that it ends where rows get quantised."""
+        if self._options is None or self._done:
+            return None
+        length = max(cache.length() for cache in self._caches)
+        return max(0, self._options.start - length - 1)
+
+    def _refuse_windows(self) -> None:
+        from speculate.backends.rotating import RewindableRotatingKVCache
+
+        for layer, cache in enumerate(self._caches):
+            if isinstance(cache, RewindableRotatingKVCache):
+                raise OptionError(
+                    f"kv_bits cannot be used: layer {layer} has a sliding window, which mlx-lm "
+                    "cannot quantise. Leave kv_bits out for this model, or max_kv_size."
+                )
+
+
+def prefill(
+    setup: Setup, caches: list[Rollbackable], quantizer: Quantizer, prompt: Sequence[int]
+) -> None:
+    """Feed all tokens of `prompt` but the last, in mlx-lm's chunks, and record nothing."""
+    setup.report(0, len(prompt))
+    last = len(prompt) - 1
+    for start in range(0, last, setup.prefill_step_size):
+        stop = min(start + setup.prefill_step_size, last)
+        ids = list(prompt[start:stop])
+        chunk = mx.array(ids, dtype=mx.uint32)
+        out = setup.model.forward(chunk[None], caches)
+        quantizer.apply()
+        setup.drafting.tell(Commit(chunk, out.hidden, ids=ids))
+        mx.eval([cache.arrays() for cache in caches])
+        setup.report(stop, len(prompt))
+        mx.clear_cache()
+    quantizer.check()
 
 
 @final

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import final
 
-from speculate.backends.group import CacheGroup
-from speculate.backends.joining import group_of
+from speculate.backends.group import CacheGroup, group_of
 from speculate.decoding.loan import Borrowed
 from speculate.errors import OptionError, RewindError
 from speculate.protocols import Rollbackable
@@ -85,7 +84,7 @@ def speculation(*caches: Sequence[object]) -> Iterator[Window]:
         raise OptionError("speculation needs at least one model's list of caches")
     _refuse_what_is_no_list(caches)
     # Costs an import of mlx-lm, which whoever has caches has paid for already.
-    from speculate.backends.adoption import refuse_shared
+    from speculate.backends.adopt import refuse_shared
 
     refuse_shared(*caches)
     with ExitStack() as stack:
@@ -135,7 +134,7 @@ def _adopted(caches: Sequence[object]) -> Iterator[list[Rollbackable]]:
     if not isinstance(caches, list) or not caches:
         raise OptionError("speculation needs the list of a model's caches, one a layer")
     # Costs an import of mlx-lm, which whoever has such caches has paid for already.
-    from speculate.backends.adoption import adopt
+    from speculate.backends.adopt import adopt
 
     borrowed = Borrowed(caches, adopt)
     try:

@@ -1,30 +1,157 @@
-"""mlx-lm's own generation steps, exact on recurrent and sliding-window models too.
-
-For a loop that calls `mlx_lm.generate.speculative_generate_step`: import the function of
-that name from here instead. `mtp_generate_step` does the same with the model's own head.
-
-As in mlx-lm, an end-of-text token is one like any other: the caller decides when to stop.
-A prompt cache is on loan until the generator ends or is closed. Then the same list holds
-caches of mlx-lm, and every part of it has taken in the prompt and all tokens generated.
-"""
+"""mlx-lm's steps leave it to their caller to end a text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import cast, final
 
+import attrs
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, generation_stream
 from mlx_lm.sample_utils import greedy_sampler
 
+from speculate.backends.adopt import refuse_shared
+from speculate.backends.group import group_of
+from speculate.decoding.config import check_list, check_model
 from speculate.decoding.decoder import Decoder
-from speculate.integrations.endless import Endless
-from speculate.integrations.halves import lent, split
+from speculate.decoding.loan import Loan, OnLoan
+from speculate.errors import OptionError
+from speculate.loading import adapt
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
-from speculate.protocols import SpeculativeModel, StockModel
+from speculate.protocols import Forward, MTPHead, Rollbackable, SpeculativeModel, StockModel
 from speculate.strategies.fixed import MAX_DEPTH, Fixed
 from speculate.validation import validated_integer
+
+
+@final
+class Endless:
+    """A model that knows no end-of-text ids.
+
+    Args:
+        model: mlx-lm's, or an adapted one.
+        name: The option that it was given as.
+
+    Raises:
+        OptionError: It is neither.
+    """
+
+    def __init__(self, model: StockModel | SpeculativeModel, name: str) -> None:
+        stock = isinstance(model, Module)
+        adapted = adapt(cast(StockModel, model)) if stock else model
+        check_model(adapted, name)
+        self._model = cast(SpeculativeModel, adapted)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset()
+
+    @property
+    def head(self) -> MTPHead | None:
+        return self._model.head
+
+    @property
+    def vocabulary(self) -> Mapping[str, int] | None:
+        return self._model.vocabulary
+
+    def make_cache(
+        self, max_kv_size: int | None = None, *, position: int = 0
+    ) -> list[Rollbackable]:
+        return self._model.make_cache(max_kv_size, position=position)
+
+    def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
+        return self._model.adopt(cache)
+
+    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+        return self._model.forward(tokens, cache)
+
+
+@final
+@attrs.frozen
+class Halves:
+    """A caller's list, split.
+
+    Attributes:
+        both: The caller's list, where it holds a part for the draft model.
+        target: The target's part. Where there is no other, the caller's list itself.
+        draft: The draft model's part.
+    """
+
+    both: list[object] | None = None
+    target: list[object] | None = None
+    draft: list[object] | None = None
+
+
+def split(
+    prompt_cache: list[object] | None,
+    target: SpeculativeModel,
+    draft: SpeculativeModel | None = None,
+) -> Halves:
+    """Split a list by the number of caches that the models make.
+
+    Raises:
+        OptionError: It has the length of neither part nor both, or one cache twice.
+    """
+    check_list(prompt_cache)
+    if prompt_cache is None:
+        return Halves()
+    refuse_shared(prompt_cache)
+    of_target = len(target.make_cache())
+    of_draft = 0 if draft is None else len(draft.make_cache())
+    if len(prompt_cache) == of_target:
+        return Halves(target=prompt_cache)
+    if of_draft and len(prompt_cache) == of_target + of_draft:
+        return Halves(prompt_cache, prompt_cache[:of_target], prompt_cache[of_target:])
+    wanted = f"{of_target} for the target"
+    wanted += f", or these and {of_draft} for the draft model" if of_draft else ""
+    raise OptionError(f"prompt_cache has {len(prompt_cache)} caches, it needs {wanted}")
+
+
+@contextmanager
+def lent(
+    draft: SpeculativeModel, halves: Halves, stream: mx.Stream | mx.ThreadLocalStream
+) -> Iterator[list[Rollbackable] | None]:
+    """The draft model's part, on loan while the body runs; then the whole list is refilled.
+
+    Args:
+        draft: The draft model.
+        halves: The caller's list. Without a part for the draft model nothing is done.
+        stream: Where to compute what is left to do at the end.
+
+    Yields:
+        What the draft model is to work on; `None` for caches of its own.
+    """
+    if halves.both is None or halves.target is None or halves.draft is None:
+        yield None
+        return
+    loan, both = Loan(draft, halves.draft), halves.both
+
+    def give_back() -> None:
+        with mx.stream(stream):
+            group = group_of(loan.caches)
+            if group is not None:
+                group.restore()
+                group.stop()
+            loan.give_back()
+        both[:] = [*(halves.target or ()), *loan.list]
+
+    try:
+        try:
+            loan.take()
+            both[:] = [OnLoan(layer) for layer in range(len(both))]
+            yield loan.caches
+        finally:
+            give_back()
+    finally:
+        # Does what is left to do, if an interrupt came in the middle of the first.
+        give_back()
+
 
 Sampler = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]

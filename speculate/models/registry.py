@@ -9,8 +9,7 @@ from typing import Final
 from typing_extensions import Protocol
 
 from speculate.errors import UnsupportedModelError
-from speculate.models.adapter import StockAdapter
-from speculate.models.dense import DenseAdapter
+from speculate.models.adapter import DenseAdapter, StockAdapter
 from speculate.models.qwen3_5 import Qwen35Adapter
 from speculate.models.qwen3_next import Qwen3NextAdapter
 from speculate.protocols import MTPHead, Recurrence, SpeculativeModel, StockModel

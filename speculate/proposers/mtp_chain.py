@@ -6,10 +6,9 @@ from typing import final
 
 import mlx.core as mx
 
-from speculate.backends.group import CacheGroup
-from speculate.backends.joining import group_of
+from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import HeadNotFoundError, SpeculateError
-from speculate.proposers.waiting import Waiting
+from speculate.proposers._chain import Waiting
 from speculate.protocols import (
     Choice,
     Choose,

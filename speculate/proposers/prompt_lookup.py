@@ -1,17 +1,153 @@
-"""Drafts what followed the last time: in the prompt, or in what was generated since."""
+"""Where each short run of tokens was followed by another one the last time."""
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
 from collections.abc import Sequence
-from typing import cast, final
+from typing import Final, cast, final
 
 import attrs
 import mlx.core as mx
 
-from speculate.proposers.ngram_index import Match, NGramIndex
-from speculate.proposers.outlooks import LONGEST, Outlooks
 from speculate.protocols import Choose, Commit, Draft, Hindsight, Outlook, SpeculativeModel
 from speculate.validation import validated_integer, validated_optional_integer, validated_text
+
+BITS: Final = 32
+"""Of an id. An n-gram is one number, its newest token in the lowest bits."""
+
+NOTHING: Final = (1 << BITS) - 1
+"""Stands for what is in front of the first token. No id is as large."""
+
+
+@final
+@attrs.frozen
+class Match:
+    """An earlier occurrence of the end of a text.
+
+    Attributes:
+        length: Tokens that agree.
+        distance: Tokens from this occurrence to the end of the text, at least 1.
+    """
+
+    length: int
+    distance: int
+
+
+@final
+class NGramIndex:
+    """A text, and for each n-gram in it the place behind its newest occurrence.
+
+    An n-gram enters together with the token that follows it. So the end of the text is not
+    among the occurrences, and what is found always goes on. A token costs one entry for
+    each length, however long the text is.
+
+    Args:
+        shortest: Tokens of the shortest n-grams.
+        longest: Tokens of the longest ones.
+        window: Tokens at the end of the text in which an occurrence must lie; `None`: all.
+
+    Attributes:
+        text: The ids.
+    """
+
+    def __init__(self, shortest: int, longest: int, window: int | None) -> None:
+        self._lengths = range(longest, shortest - 1, -1)
+        self._window = window
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin an empty text."""
+        self.text: array[int] = array("I")
+        self._tables: list[tuple[int, int, dict[int, int]]] = [
+            (length, (1 << BITS * length) - 1, {}) for length in self._lengths
+        ]
+        self._widest = self._tables[0][1]
+        self._ending = self._widest  # the longest n-gram at the end: NOTHING, many times
+
+    def append(self, token: int) -> None:
+        """The text goes on with this id."""
+        place = len(self.text)
+        for _, mask, places in self._tables:
+            places[self._ending & mask] = place
+        self.text.append(token)
+        self._ending = self._ending_with(token)
+
+    def find(self, newest: int | None = None) -> Match | None:
+        """The newest among the longest earlier occurrences of the end of the text.
+
+        Args:
+            newest: A token to look at as if it were appended.
+        """
+        end, ending = len(self.text), self._ending
+        if newest is not None:
+            end, ending = end + 1, self._ending_with(newest)
+        for length, mask, places in self._tables:
+            place = places.get(ending & mask)
+            # Not in the index yet: the n-gram that `newest` itself follows.
+            if newest is not None and not (ending ^ self._ending) & mask:
+                place = end - 1
+            if place is not None and self._in_window(end - place + length):
+                return Match(length, end - place)
+        return None
+
+    def _ending_with(self, token: int) -> int:
+        return (self._ending << BITS | token) & self._widest
+
+    def _in_window(self, reach: int) -> bool:
+        return self._window is None or reach <= self._window
+
+
+LONGEST: Final = 16
+"""Tokens of a draft that are foreseen, and compared with the text."""
+
+
+@final
+class Outlooks:
+    """Compares the drafts that could have been made with the text that came.
+
+    A copy from `distance` tokens back is right for as long as the text repeats itself at that
+    distance. So all that were opened at one distance, as in a long quotation, live and end
+    together, and a token is looked at once for each distance that is still open.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, deque[tuple[int, int]]] = {}  # at each distance: kind, start
+        self._found: dict[tuple[int, int], list[int]] = {}  # kind, position: compared, right
+
+    def open(self, kind: int, distance: int, end: int) -> None:
+        """A draft could be made now.
+
+        Args:
+            kind: See `Outlook`.
+            distance: From how many tokens back it copies.
+            end: Tokens of the text.
+        """
+        self._open.setdefault(distance, deque()).append((kind, end))
+
+    def compare(self, text: Sequence[int], token: int) -> None:
+        """This id comes next in the text."""
+        end = len(text)
+        for distance, same in list(self._open.items()):
+            right = text[end - distance] == token
+            for kind, start in same:
+                found = self._found.setdefault((kind, end - start), [0, 0])
+                found[0] += 1
+                found[1] += right
+            if right and end - same[0][1] + 1 == LONGEST:
+                same.popleft()
+            if not right or not same:
+                del self._open[distance]
+
+    def close(self) -> None:
+        """The text ends, or somebody else writes what comes next."""
+        self._open.clear()
+
+    def drain(self) -> Sequence[Hindsight]:
+        """What was found since the last call."""
+        found = [Hindsight(*place, *counts) for place, counts in self._found.items()]
+        self._found.clear()
+        return found
 
 
 @final

@@ -6,7 +6,7 @@ from speculate.protocols.cache import Entries as Entries
 from speculate.protocols.cache import RecordsRollback as RecordsRollback
 from speculate.protocols.cache import Rollbackable as Rollbackable
 from speculate.protocols.cache import Trimmable as Trimmable
-from speculate.protocols.fingerprint import Fingerprinted as Fingerprinted
+from speculate.protocols.model import Fingerprinted as Fingerprinted
 from speculate.protocols.model import Forward as Forward
 from speculate.protocols.model import MTPHead as MTPHead
 from speculate.protocols.model import Recurrence as Recurrence

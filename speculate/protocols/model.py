@@ -1,5 +1,7 @@
 """What a model and its multi-token-prediction head must do."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -114,3 +116,12 @@ class SpeculativeModel(Protocol):
 
     def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
         """Feed `tokens` `(1, T)`, `T >= 1`, and advance `cache` by them."""
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """A model, a head or a proposer whose costs may be remembered under a name."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The same in every process for weights of the same shapes and formats."""

@@ -7,7 +7,7 @@ from typing import cast, final
 
 import mlx.core as mx
 
-from speculate.decoding.drafting import checked_draft
+from speculate.decoding.proposers import checked_draft
 from speculate.protocols import Choice, Draft, Proposer, SpeculativeModel
 from speculate.testing.broken import require
 from speculate.testing.driving import distances

@@ -9,7 +9,7 @@ from typing import cast, final
 import attrs
 import mlx.core as mx
 
-from speculate.backends.joining import group_of
+from speculate.backends.group import group_of
 from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
 from speculate.testing.broken import BrokenLawError, at, require

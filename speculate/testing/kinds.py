@@ -9,7 +9,7 @@ from typing import final
 
 import mlx.core as mx
 
-from speculate.backends.joining import group_of
+from speculate.backends.group import group_of
 from speculate.protocols import Rollbackable
 from speculate.testing.layers import VOCAB, Layer
 

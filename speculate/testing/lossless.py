@@ -8,11 +8,11 @@ from typing import Final, cast
 
 import mlx.core as mx
 
+from speculate.decoding.block import Token
 from speculate.decoding.decoder import Decoder
-from speculate.decoding.token import Token
 from speculate.protocols import Proposer, SpeculativeModel
 from speculate.sampling.options import Sampling
-from speculate.strategies.off import Off
+from speculate.strategies.fixed import Off
 from speculate.testing.broken import at, law, require
 from speculate.testing.driving import distances, feed, logprobs
 from speculate.testing.fakes import RecordingObserver, ScheduledStrategy, ScriptedProposer

@@ -12,9 +12,9 @@ from typing import final
 
 import mlx.core as mx
 
-from speculate.backends.adoption import adopt
+from speculate.backends.adopt import adopt
 from speculate.backends.arrays import RewindableArraysCache
-from speculate.backends.joining import group_of, join
+from speculate.backends.group import group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.errors import OptionError

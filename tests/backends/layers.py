@@ -7,8 +7,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from speculate.backends.group import CacheGroup
-from speculate.backends.joining import group_of
+from speculate.backends.group import CacheGroup, group_of
 from speculate.testing.kinds import CacheKind, run
 from tests.backends import test_kinds as kinds
 from tests.backends.driving import Caches

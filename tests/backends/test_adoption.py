@@ -23,8 +23,8 @@ from mlx_lm.models.cache import (
 )
 
 from speculate import speculation
-from speculate.backends.adoption import adopt
-from speculate.backends.joining import group_of
+from speculate.backends.adopt import adopt
+from speculate.backends.group import group_of
 from speculate.errors import CannotRewindError, OptionError
 from speculate.protocols import Rollbackable
 from tests import tiny

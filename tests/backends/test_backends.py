@@ -10,12 +10,10 @@ import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 from speculate import SpeculateError
-from speculate.backends import adoption
-from speculate.backends.adoption import adopt
-from speculate.backends.kv import RewindableKVCache
-from speculate.backends.masks import mask_with_sinks
-from speculate.backends.quantized_kv import quantize
-from speculate.backends.rotating import RewindableRotatingKVCache
+from speculate.backends import adopt as adopt_module
+from speculate.backends.adopt import ENTRY_POINTS, adopt
+from speculate.backends.kv import RewindableKVCache, quantize
+from speculate.backends.rotating import RewindableRotatingKVCache, mask_with_sinks
 from speculate.errors import RewindError
 from speculate.protocols import RecordsRollback
 from tests.backends.driving import (
@@ -179,7 +177,7 @@ def test_other_packages_can_bring_a_backend(monkeypatch: pytest.MonkeyPatch) -> 
     entry = SimpleNamespace(load=lambda: lambda cache: ours)
 
     def entry_points(*, group: str, name: str) -> list[object]:
-        return [entry] if (group, name) == (adoption.ENTRY_POINTS, "Foreign") else []
+        return [entry] if (group, name) == (ENTRY_POINTS, "Foreign") else []
 
-    monkeypatch.setattr(adoption, "entry_points", entry_points)
+    monkeypatch.setattr(adopt_module, "entry_points", entry_points)
     assert adopt([Foreign(), KVCache()])[0] is ours

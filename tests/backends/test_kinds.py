@@ -14,7 +14,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from speculate.backends.adoption import adopt
+from speculate.backends.adopt import adopt
 from speculate.protocols import Rollbackable
 from speculate.testing.layers import Attention, Layer, Recurrence, Together
 from speculate.testing.suites import CacheTests

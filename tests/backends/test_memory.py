@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from speculate import speculation
-from speculate.backends.adoption import adopt
+from speculate.backends.adopt import adopt
 from tests.backends.driving import Caches, cold, feed, ids, model, speculate_all, write
 from tests.backends.layers import consume, group, make
 

@@ -19,7 +19,7 @@ from mlx_lm.models.cache import (
 )
 
 from speculate import speculation
-from speculate.backends.adoption import adopt
+from speculate.backends.adopt import adopt
 from tests.backends.driving import (
     ALL,
     assert_close,

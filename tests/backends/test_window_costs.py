@@ -11,8 +11,8 @@ import pytest
 from mlx_lm.models import cache as stock_cache
 from mlx_lm.models.cache import RotatingKVCache
 
-from speculate.backends import rotating, sinks
-from speculate.backends.adoption import adopt
+from speculate.backends import rotating
+from speculate.backends.adopt import adopt
 from speculate.backends.rotating import RewindableRotatingKVCache
 from tests.backends.driving import write
 
@@ -65,7 +65,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> None:
         zeros=lambda shape, dtype=None: Shape(shape[2], zeros=True),
         depends=lambda inputs, dependencies: inputs,
     )
-    for module in (rotating, sinks, stock_cache):
+    for module in (rotating, stock_cache):
         monkeypatch.setattr(module, "mx", fake)
 
 

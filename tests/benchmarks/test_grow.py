@@ -11,8 +11,7 @@ from benchmarks import grow
 from benchmarks.traces import Record, speak
 from benchmarks.workloads import Piece, Request
 from speculate import SpeculativeModel
-from speculate.loading import demo_prompt
-from speculate.loading.adapt import stock_of
+from speculate.loading import demo_prompt, stock_of
 
 TOKENS = 64
 

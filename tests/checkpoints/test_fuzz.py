@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculate.checkpoints.header import read_header
+from speculate.checkpoints.safetensors import read_header
 from speculate.errors import CheckpointError
 
 

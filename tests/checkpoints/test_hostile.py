@@ -17,7 +17,7 @@ import pytest
 
 from speculate.checkpoints import find_head, has_head, read_head
 from speculate.checkpoints.folder import FILE_LIMIT
-from speculate.checkpoints.header import HEADER_LIMIT
+from speculate.checkpoints.safetensors import HEADER_LIMIT
 from speculate.errors import CheckpointError
 from tests.checkpoints import tiny
 

@@ -15,7 +15,7 @@ from mlx_lm.utils import load_model
 
 from speculate.checkpoints import HeadTensors, find_head, has_head, load_trunk, read_head
 from speculate.errors import CheckpointError, HeadNotFoundError, SpeculateWarning
-from speculate.models.mtp_head import build_head
+from speculate.models.mtp import build_head
 from tests.checkpoints import tiny
 
 PREFIXES = [

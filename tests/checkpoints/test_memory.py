@@ -19,7 +19,7 @@ import mlx.core as mx
 mx.set_default_device(mx.cpu)
 from mlx_lm.models import qwen3_5
 from speculate.checkpoints import find_head, read_head
-from speculate.models.mtp_head import build_head
+from speculate.models.mtp import build_head
 from tests.checkpoints.test_memory import config
 def peak():
     if sys.platform == "darwin":

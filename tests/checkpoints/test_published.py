@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 import speculate as sp
 from speculate.checkpoints import HeadTensors, Quantization, find_head
 from speculate.models.adapter import StockAdapter
-from speculate.models.mtp_head import build_head
+from speculate.models.mtp import build_head
 from speculate.protocols import MTPHead
 from tests import words
 from tests.checkpoints import tiny

@@ -14,9 +14,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculate.checkpoints import HeadTensors, find_head, peek_head, read_head
-from speculate.checkpoints.fp8 import matrix_of
+from speculate.checkpoints.quantization import matrix_of
 from speculate.errors import CheckpointError
-from speculate.models.mtp_head import QwenMTPHead, build_head
+from speculate.models.mtp import QwenMTPHead, build_head
 from tests.checkpoints import tiny
 
 Choice = dict[str, tuple[int, int, str]]

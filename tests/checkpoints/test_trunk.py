@@ -13,7 +13,7 @@ from mlx_lm.models import qwen3_next
 from mlx_lm.utils import load_model
 
 from speculate.checkpoints import find_head, load_trunk, read_head
-from speculate.models.mtp_head import build_head
+from speculate.models.mtp import build_head
 from tests.checkpoints import tiny
 
 NEXT = tiny.config("qwen3_next")

@@ -11,7 +11,7 @@ import pytest
 import speculate as sp
 from speculate.checkpoints import find_head, read_head
 from speculate.cli import check
-from speculate.loading.demo import demo_folder
+from speculate.loading import demo_folder
 from tests.checkpoints import tiny
 from tests.cli.running import Said, run
 

@@ -19,7 +19,7 @@ from mlx_lm.convert import convert
 import speculate as sp
 from speculate.checkpoints import HeadTensors, Quantization, find_head, read_head
 from speculate.errors import CheckpointError
-from speculate.models.mtp_head import QwenMTPHead, build_head
+from speculate.models.mtp import QwenMTPHead, build_head
 from tests import words
 from tests.checkpoints import tiny
 from tests.cli.running import Said, run
@@ -259,7 +259,7 @@ def test_what_is_refused(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("speculate.checkpoints.convert.save_tensors", fail)
+    monkeypatch.setattr("speculate.checkpoints.convert.save", fail)
     assert "No space left" in refused(capsys, folder, target).err
     # What was there before a conversion that fails is there after it.
     target.mkdir()

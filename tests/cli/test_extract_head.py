@@ -15,7 +15,7 @@ import mlx.nn as nn
 import pytest
 
 from speculate.checkpoints import HeadTensors, Quantization, find_head, read_head
-from speculate.models.mtp_head import QwenMTPHead, build_head
+from speculate.models.mtp import QwenMTPHead, build_head
 from tests.checkpoints import tiny
 from tests.cli.running import run
 
@@ -238,7 +238,7 @@ def test_a_failure_leaves_nothing(
         raise error
 
     folder, _ = source(tmp_path / "source", "raw")
-    monkeypatch.setattr("speculate.checkpoints.drafter.save", fail)
+    monkeypatch.setattr("speculate.checkpoints.export.save", fail)
     said = run(capsys, "extract-head", str(folder), "--output", str(tmp_path / "new"))
     assert said.status == (130 if isinstance(error, KeyboardInterrupt) else 2)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from speculate.cli import convert, extract_head, inspect
-from speculate.loading.demo import demo_folder
+from speculate.loading import demo_folder
 from tests import tiny as families
 from tests import words
 from tests.checkpoints import tiny

@@ -12,7 +12,7 @@ import speculate as sp
 from speculate import Decoder, Fixed, Sampling
 from speculate.backends.group import CacheGroup
 from speculate.loading import demo_prompt
-from speculate.sampling import coupled
+from speculate.sampling import acceptance
 from speculate.testing import ToyHead, ToyModel, verify
 from speculate.testing.verify.plain import place
 from speculate.testing.verify.rounding import Rounding, ulp
@@ -95,7 +95,7 @@ def test_a_sampler_that_uses_numbers_up(monkeypatch: pytest.MonkeyPatch) -> None
     def drawn(keys: list[Any], width: int) -> mx.array:
         return mx.random.gumbel((len(keys), width))
 
-    monkeypatch.setattr(coupled, "gumbel", drawn)
+    monkeypatch.setattr(acceptance, "gumbel", drawn)
     found = verified(subject(hybrid().model), "text", "seed")
     assert wrong(found) == {"text", "seed"}
     greedy, sampled = found["text"][:5], found["text"][5:]

@@ -11,7 +11,7 @@ import pytest
 
 from speculate import Decoder, DraftModel, MTPChain, SpeculativeModel
 from speculate.protocols import Proposer, Rollbackable, Round
-from speculate.sampling import greedy
+from speculate.sampling import acceptance
 from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.heads import with_knowing_head
@@ -40,7 +40,7 @@ PLACES: Final = (
     "progress",
     "most likely",
 )
-MOST_LIKELY: Final = greedy.most_likely
+MOST_LIKELY: Final = acceptance.most_likely
 OWN: Final = {"draft": ("draft", "draft done"), "head": ("head", "head done")}
 
 
@@ -96,7 +96,7 @@ def _watch_choices(ticker: Ticker, patch: pytest.MonkeyPatch) -> None:
         ticker("most likely")
         return MOST_LIKELY(logits)
 
-    patch.setattr(greedy, "most_likely", watched)
+    patch.setattr(acceptance, "most_likely", watched)
 
 
 def calls(name: str, kind: Kind, draft: str, patch: pytest.MonkeyPatch) -> Counter[str]:

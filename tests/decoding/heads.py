@@ -9,14 +9,12 @@ from typing import Final, final
 import attrs
 import mlx.core as mx
 
-from speculate.backends.joining import join
+from speculate.backends.group import join
 from speculate.backends.kv import RewindableKVCache
 from speculate.decoding.block import to_ints
-from speculate.models._mtp_module import MTPModule
-from speculate.models.mtp_head import QwenMTPHead
-from speculate.models.mtp_trunk import Trunk
+from speculate.models.mtp import MTPModule, QwenMTPHead, Trunk
 from speculate.protocols import Forward, Rollbackable
-from speculate.sampling.greedy import Greedy
+from speculate.sampling.acceptance import Greedy
 from tests import tiny
 from tests.decoding.kit import Tiny, adapted, get
 from tests.decoding.watched import Tick, quiet, said_at

@@ -13,7 +13,7 @@ import pytest
 
 from speculate import Decoder, Fixed, Off, Token
 from speculate.protocols import Strategy
-from speculate.sampling.penalties import Processor
+from speculate.sampling.processors import Processor
 from speculate.testing import ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
@@ -131,7 +131,7 @@ def test_tokens_that_nobody_keeps_cost_no_copy(monkeypatch: pytest.MonkeyPatch) 
         copied.append(array.size)
         return contiguous(array)
 
-    monkeypatch.setattr("speculate.decoding.token.mx.contiguous", counted)
+    monkeypatch.setattr("speculate.decoding.block.mx.contiguous", counted)
     for name in STRATEGIES:
         ids = [token.id for token in Decoder(MODEL, STRATEGIES[name]()).generate(PROMPT, COUNT)]
         assert ids == kit.ids_of(PLAIN)

@@ -21,7 +21,7 @@ from speculate import (
     SpeculativeModel,
     Token,
 )
-from speculate.decoding.measuring import REPEATS, ROWS
+from speculate.decoding.cost_probe import REPEATS, ROWS
 from speculate.protocols import Costs, Forward, Plan, Proposer, Round, Strategy
 from speculate.strategies.adaptive import WORTH_MEASURING
 from speculate.testing import ScheduledStrategy, ScriptedProposer

@@ -15,7 +15,7 @@ import pytest
 from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, Token
 from speculate.errors import DecoderBusyError
 from speculate.protocols import Proposer, Strategy
-from speculate.sampling.penalties import Processor
+from speculate.sampling.processors import Processor
 from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.heads import with_head

@@ -11,11 +11,10 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models import llama
 
-from speculate.backends.joining import group_of
+from speculate.backends.group import group_of
 from speculate.checkpoints import HeadTensors
 from speculate.errors import HeadMismatchError, OptionError, UnsupportedModelError
-from speculate.models.mtp_build import Packing
-from speculate.models.mtp_head import Feed, build_head
+from speculate.models.mtp import Feed, Packing, build_head
 from speculate.protocols import MTPHead
 from tests.checkpoints import tiny
 

@@ -19,13 +19,12 @@ from mlx_lm.models import gemma, llama
 import speculate
 from speculate.errors import UnsupportedModelError
 from speculate.models import registry
-from speculate.models.adapter import StockAdapter
-from speculate.models.dense import DenseAdapter
+from speculate.models.adapter import DenseAdapter, StockAdapter
 from speculate.models.registry import BUILT_IN, ENTRY_POINTS, factory_for, supported
 from speculate.version import VERSION
 
 PACKAGE = Path(speculate.__file__).parent
-DENSE = "speculate.models.dense:DenseAdapter"
+DENSE = "speculate.models.adapter:DenseAdapter"
 FOREIGN, MORE = "foreign_package:OneAdapter", "foreign_package:OtherAdapter"
 
 Name = Callable[[Mapping[str, Sequence[str]]], None]

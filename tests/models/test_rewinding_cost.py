@@ -11,10 +11,8 @@ import pytest
 
 from speculate import Decoder, Fixed, speculation
 from speculate.backends.arrays import RewindableArraysCache
-from speculate.models import every_state, folded_replay
-from speculate.models.every_state import EveryState
-from speculate.models.folded_replay import FOLD_AT_MOST, FoldedReplay
-from speculate.models.gated_delta import Block
+from speculate.models import gated_delta
+from speculate.models.gated_delta import FOLD_AT_MOST, Block, EveryState, FoldedReplay
 from speculate.protocols import Deferred
 from tests.backends.driving import Caches, cold, feed, ids, model
 from tests.decoding import kit
@@ -36,7 +34,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
         return run
 
-    for module, name in ((folded_replay, "gated_delta_update"), (every_state, "gated_delta_ops")):
+    for module, name in ((gated_delta, "gated_delta_update"), (gated_delta, "gated_delta_ops")):
         monkeypatch.setattr(module, name, counted(getattr(module, name)))
     yield called
 

@@ -18,8 +18,7 @@ from typing_extensions import override
 import speculate as sp
 from speculate.errors import UnsupportedModelError
 from speculate.models import registry
-from speculate.models.adapter import StockAdapter
-from speculate.models.dense import DenseAdapter
+from speculate.models.adapter import DenseAdapter, StockAdapter
 from speculate.models.stock_check import CHUNKS, check_against_stock
 from speculate.protocols import Forward
 from tests import tiny, words
@@ -78,7 +77,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another package names `DenseAdapter` for every family that the table lacks."""
 
     def entry_points(*, group: str, name: str = "any") -> list[EntryPoint]:
-        return [EntryPoint(name, "speculate.models.dense:DenseAdapter", group)]
+        return [EntryPoint(name, "speculate.models.adapter:DenseAdapter", group)]
 
     monkeypatch.setattr(registry, "entry_points", entry_points)
 
@@ -89,7 +88,10 @@ def test_other_logits_than_mlx_lms_are_refused(named: None, build: Callable[[], 
     with pytest.raises(UnsupportedModelError) as caught:
         sp.adapt(stock)
     said = str(caught.value)
-    for part in ("speculate.models.dense:DenseAdapter gives other logits", type(stock).__module__):
+    for part in (
+        "speculate.models.adapter:DenseAdapter gives other logits",
+        type(stock).__module__,
+    ):
         assert part in said
     assert f"of {sum(CHUNKS) * tiny.VOCAB} logits differ, by " in said
     assert "Model.__call__" in said and "'Writing an adapter'" in said

@@ -8,7 +8,7 @@ import pytest
 
 from speculate import Decoder, DraftModel, Fixed, SpeculateError
 from speculate.errors import OptionError
-from speculate.proposers import waiting
+from speculate.proposers import _chain
 from speculate.protocols import Rollbackable
 from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
@@ -80,7 +80,7 @@ def check_content(draft: str, layers: list[Rollbackable], text: list[int]) -> No
 def test_a_prefill_that_is_broken_off_takes_a_cache_handed_over_back_too(
     draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "FLUSH", 2)
+    monkeypatch.setattr(_chain, "FLUSH", 2)
 
     def stop(done: int, total: int) -> None:
         if done == 8:

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from speculate import Decoder, Fixed, MTPChain
-from speculate.proposers import waiting
+from speculate.proposers import _chain
 from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
 from tests.decoding.heads import with_head, with_knowing_head
@@ -36,7 +36,7 @@ def test_a_real_head_never_changes_the_text(case: tuple[str, int]) -> None:
 def test_drafts_after_a_pause_are_those_of_a_head_that_took_in_everything(
     depths: tuple[int, ...], flush: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "FLUSH", flush)
+    monkeypatch.setattr(_chain, "FLUSH", flush)
     tiny = with_head("qwen3_5")
     watched = WatchedProposer(MTPChain())
     strategy = ScheduledStrategy([(watched, k) for k in depths])

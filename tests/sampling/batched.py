@@ -21,11 +21,9 @@ from numpy.typing import NDArray
 from speculate import Sampling
 from speculate.protocols import Choice, Draft
 from speculate.sampling import noise
-from speculate.sampling.coupled import Coupled
-from speculate.sampling.law import Law
-from speculate.sampling.penalties import penalties
-from speculate.sampling.rejection import BlockVerification, Rejection
-from speculate.sampling.rules import ByEquality, Rule
+from speculate.sampling.acceptance import BlockVerification, ByEquality, Coupled, Rejection, Rule
+from speculate.sampling.filters import Law
+from speculate.sampling.processors import penalties
 from tests.sampling.laws import Floats, Outcome, law, overlap, round_by_block, round_by_token
 from tests.sampling.toys import table, to_mx
 
@@ -36,9 +34,9 @@ HISTORY: Final = (1, 0, 1)
 """The prompt in front of the newest token. Penalties look back no further."""
 
 KEYED: Final = (
-    "speculate.sampling.coupled.key",
-    "speculate.sampling.law.key",
-    "speculate.sampling.rejection.key",
+    "speculate.sampling.acceptance.key",
+    "speculate.sampling.filters.key",
+    "speculate.sampling.acceptance.key",
     "tests.sampling.controls.key",
 )
 

@@ -10,11 +10,18 @@ from typing_extensions import override
 
 from speculate import Sampling
 from speculate.protocols import Choice, Draft
-from speculate.sampling.greedy import most_likely
-from speculate.sampling.law import Law, log_softmax
+from speculate.sampling.acceptance import (
+    BlockVerification,
+    Judgement,
+    Rejection,
+    Rule,
+    at,
+    draft_laws,
+    leading,
+    most_likely,
+)
+from speculate.sampling.filters import Law, log_softmax
 from speculate.sampling.noise import gumbel, key, uniform
-from speculate.sampling.rejection import BlockVerification, Rejection, at, draft_laws
-from speculate.sampling.rules import Judgement, Rule, leading
 
 DRAWS: Final = 2
 COINS: Final = 3

@@ -14,8 +14,8 @@ import pytest
 
 from speculate import Decoder, Fixed, Off, Sampling
 from speculate.protocols import Choice, Choose, Draft
+from speculate.sampling.acceptance import Judgement, Rule
 from speculate.sampling.options import MODES, Mode
-from speculate.sampling.rules import Judgement, Rule
 from tests.decoding import kit
 from tests.sampling import controls
 from tests.sampling.batched import RuleMaker, Setting, decode, rule_of

@@ -12,9 +12,9 @@ from mlx_lm.sample_utils import make_sampler
 
 from speculate import Decoder, DraftModel, Fixed, Off, Sampling
 from speculate.protocols import Strategy
-from speculate.sampling.callables import CallableChooser, SamplerCallable
+from speculate.sampling.acceptance import CallableChooser, SamplerCallable
 from speculate.sampling.options import Mode
-from speculate.sampling.penalties import Processor
+from speculate.sampling.processors import Processor
 from speculate.testing.chance import chi_square
 from tests.decoding import kit
 from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for

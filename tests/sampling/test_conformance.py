@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from speculate import Sampling
 from speculate.protocols import Sampler
-from speculate.sampling.choosing import Choosing
+from speculate.sampling.sampler import Choosing
 from speculate.testing.suites import SamplerTests
 
 ALL = Sampling(

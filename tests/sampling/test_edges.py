@@ -11,8 +11,8 @@ import pytest
 
 from speculate import Sampling
 from speculate.protocols import Choice, Decision, Draft, Sampler
-from speculate.sampling.choosing import Choosing
 from speculate.sampling.options import MODES, Mode
+from speculate.sampling.sampler import Choosing
 from tests.sampling.toys import ints, to_mx, to_np
 
 DEPTH: Final = 2

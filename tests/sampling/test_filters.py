@@ -20,8 +20,8 @@ from mlx_lm.sample_utils import (
 
 from speculate import Sampling
 from speculate.sampling import filters
-from speculate.sampling.law import Law
-from speculate.sampling.penalties import Processor, penalties
+from speculate.sampling.filters import Law
+from speculate.sampling.processors import Processor, penalties
 from tests.sampling.toys import to_mx
 
 ROWS: Final = 40

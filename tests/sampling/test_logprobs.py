@@ -11,7 +11,7 @@ from mlx_lm.generate import generate_step
 
 from speculate import Decoder, DraftModel, Fixed, Off, Sampling, Token
 from speculate.sampling.options import MODES, Mode
-from speculate.sampling.penalties import Processor
+from speculate.sampling.processors import Processor
 from tests import tiny
 from tests.decoding import kit
 from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for, text_of

@@ -15,7 +15,7 @@ from mlx_lm.sample_utils import make_logits_processors
 
 from speculate import Decoder, Off, Sampling
 from speculate.sampling.options import MODES, Mode
-from speculate.sampling.penalties import Processor
+from speculate.sampling.processors import Processor
 from tests import tiny
 from tests.decoding import kit
 from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for

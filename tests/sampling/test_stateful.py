@@ -11,8 +11,7 @@ import pytest
 from speculate import Decoder, Off, Sampling
 from speculate.errors import OptionError
 from speculate.sampling.options import MODES, Mode
-from speculate.sampling.penalties import Processor
-from speculate.sampling.processors import ForkableProcessor
+from speculate.sampling.processors import ForkableProcessor, Processor
 from tests import tiny
 from tests.decoding import kit
 from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for

@@ -10,8 +10,8 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 
 from speculate import SpeculativeModel
-from speculate.backends.adoption import adopt
-from speculate.backends.joining import group_of, join
+from speculate.backends.adopt import adopt
+from speculate.backends.group import group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.protocols import Choose, Commit, Draft, Forward, MTPHead, Rollbackable
 from tests.sampling.laws import Floats

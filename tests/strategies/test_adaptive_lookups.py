@@ -8,8 +8,7 @@ import pytest
 
 from speculate import Adaptive
 from speculate.protocols import Hindsight, Outlook, Round
-from speculate.strategies.beginnings import RESUMED, Beginnings
-from speculate.strategies.contender import PRIOR, SHARED, Contender
+from speculate.strategies.contender import PRIOR, RESUMED, SHARED, Beginnings, Contender
 from tests.strategies.world import FLAT, Finder, Guesser, World
 
 SEEDS: Final = range(5)

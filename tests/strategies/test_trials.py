@@ -8,8 +8,8 @@ import attrs
 import pytest
 
 from speculate.protocols import Round
+from speculate.strategies.adaptive import MOST, SHARE, START, Trials
 from speculate.strategies.contender import Contender, Offer
-from speculate.strategies.trials import MOST, SHARE, START, Trials
 from tests.strategies.world import Guesser
 
 OTHER: Final = Offer(Contender(Guesser("draft", 0.1, 0.5)), 1, tokens=1.5, time=1.2)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculate.errors import OptionError
-from speculate.text.stops import StopStrings
+from speculate.text import StopStrings
 
 letters = st.text("ab", max_size=24)
 some_stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)

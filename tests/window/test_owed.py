@@ -10,7 +10,7 @@ from mlx_lm.models import falcon_h1
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
 from speculate import SpeculateError, speculation
-from speculate.models.dense import DenseAdapter
+from speculate.models.adapter import DenseAdapter
 from speculate.testing.driving import Driven
 from speculate.testing.laws.models import whatever_is_rejected_leaves_no_trace
 from tests import tiny

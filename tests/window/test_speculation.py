@@ -14,7 +14,7 @@ from mlx_lm.models.cache import (
 
 import speculate
 from speculate import SpeculateError, speculation
-from speculate.backends.joining import group_of
+from speculate.backends.group import group_of
 from speculate.errors import CannotRewindError, OptionError, RewindError
 from tests.backends.driving import (
     ALL,

@@ -20,8 +20,7 @@ from speculate.cli.printing import finite
 from speculate.cli.progress import stages
 from speculate.cli.writing import unwritable
 from speculate.errors import CheckpointError
-from speculate.loading import DEMO_MODELS
-from speculate.loading.demo import demo_folder
+from speculate.loading import DEMO_MODELS, demo_folder
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper

@@ -10,7 +10,6 @@ from mlx.utils import tree_flatten
 
 from speculate.cli.verify.report import Verified
 from speculate.errors import CheckpointError
-from speculate.loading.folder import one_line
 from speculate.protocols import StockModel
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ def described(name: str, draft: str | None, subject: Subject) -> Verified:
         noise = subject.rounding.noise
         logits = subject.oracle.cold(subject.ids(0, 1))
     except Exception as error:
+        from speculate.checkpoints.folder import one_line
+
         raise CheckpointError(f"{name}: does not run on this machine: {one_line(error)}") from error
     caches = Counter(type(cache).__name__ for cache in subject.oracle.caches())
     about = {

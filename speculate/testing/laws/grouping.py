@@ -7,8 +7,7 @@ from typing import Final, final
 
 import mlx.core as mx
 
-from speculate.backends.joining import join
-from speculate.backends.member import Grouped, StartsLate
+from speculate.backends.group import Grouped, StartsLate, join
 from speculate.protocols import Rollbackable
 from speculate.testing.broken import law, require
 from speculate.testing.feeding import Fed

@@ -6,7 +6,7 @@ from typing import Final, final
 
 import mlx.core as mx
 
-from speculate.backends.joining import group_of
+from speculate.backends.group import group_of
 from speculate.decoding.window import speculation
 from speculate.errors import SpeculateError
 from speculate.protocols import Forward, MTPHead, Rollbackable

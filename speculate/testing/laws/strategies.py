@@ -11,8 +11,7 @@ import mlx.core as mx
 from speculate.backends.group import RECORD_WINDOW
 from speculate.decoding.decoder import Decoder
 from speculate.protocols import Plan, Round, SpeculativeModel, Strategy
-from speculate.strategies.fixed import MAX_DEPTH
-from speculate.strategies.off import Off
+from speculate.strategies.fixed import MAX_DEPTH, Off
 from speculate.testing.broken import at, law, require
 
 MakeStrategy = Callable[[], Strategy]

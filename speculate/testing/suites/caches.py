@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from speculate.backends.joining import join
+from speculate.backends.group import join
 from speculate.protocols import Rollbackable
 from speculate.testing.kinds import CacheKind
 from speculate.testing.laws import caches as laws

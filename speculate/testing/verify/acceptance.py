@@ -11,9 +11,8 @@ import mlx.core as mx
 
 from speculate.decoding.decoder import Decoder
 from speculate.protocols import Choice, Choose, Round
-from speculate.sampling.coupled import Coupled
-from speculate.sampling.greedy import Greedy
-from speculate.sampling.law import Law
+from speculate.sampling.acceptance import Coupled, Greedy
+from speculate.sampling.filters import Law
 from speculate.sampling.options import Sampling
 from speculate.strategies.fixed import Fixed
 from speculate.testing.fakes import RecordingObserver

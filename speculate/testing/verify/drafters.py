@@ -9,9 +9,8 @@ import attrs
 import mlx.core as mx
 
 from speculate.errors import HeadNotFoundError
-from speculate.proposers.draft_model import DraftModel
+from speculate.proposers.draft_model import DraftModel, known_to
 from speculate.proposers.mtp_chain import MTPChain
-from speculate.proposers.vocabulary import known_to
 from speculate.protocols import Choose, Commit, Proposer, SpeculativeModel
 from speculate.testing.verify.oracle import row
 

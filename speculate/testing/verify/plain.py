@@ -10,8 +10,8 @@ import attrs
 import mlx.core as mx
 
 from speculate.protocols import SpeculativeModel
-from speculate.sampling.coupled import TOKENS
-from speculate.sampling.law import Law
+from speculate.sampling.acceptance import TOKENS
+from speculate.sampling.filters import Law
 from speculate.sampling.noise import gumbel, key
 from speculate.sampling.options import Sampling
 from speculate.testing.verify.oracle import CHUNK, row

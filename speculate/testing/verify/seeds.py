@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from speculate.protocols import Strategy
-from speculate.strategies.fixed import Fixed
-from speculate.strategies.off import Off
+from speculate.strategies.fixed import Fixed, Off
 from speculate.testing.fakes import ScheduledStrategy
 from speculate.testing.verify.results import Difference, Result
 from speculate.testing.verify.subject import Subject

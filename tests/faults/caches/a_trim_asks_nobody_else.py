@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speculate.backends.rows import check_trim
+from speculate.backends.base import check_trim
 from tests.faults.caches.rows import Rows, RowTests
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from speculate.models.every_state import EveryState
+from speculate.models.gated_delta import EveryState
 from tests.faults.planting import Patch
 from tests.models.test_families import TestQwen35
 

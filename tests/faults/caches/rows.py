@@ -7,7 +7,7 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from speculate.backends.offset import TrimsByOffset
+from speculate.backends.base import TrimsByOffset
 from speculate.protocols import Rollbackable
 from speculate.testing.suites import CacheTests
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache
 
-from speculate.backends.member import GroupMember
+from speculate.backends.group import GroupMember
 from speculate.protocols import Rollbackable
 from speculate.testing.suites import CacheTests
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from speculate.models.folded_replay import FoldedReplay
-from speculate.models.recurrence import Start
+from speculate.models.gated_delta import FoldedReplay, Start
 from tests.faults.planting import Patch
 from tests.models.test_families import TestQwen35Folded
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from speculate.backends.arrays import RewindableArraysCache
-from speculate.backends.joining import group_of
+from speculate.backends.group import group_of
 from speculate.protocols import Forward, Rollbackable
 from tests.faults.models.toys import Toy, ToyTests
 

@@ -7,7 +7,7 @@ from typing import Any
 from mlx_lm.models import granite
 
 from speculate import SpeculativeModel
-from speculate.models.dense import DenseAdapter
+from speculate.models.adapter import DenseAdapter
 from speculate.protocols import StockModel
 from speculate.testing.suites import ModelTests
 from tests import tiny

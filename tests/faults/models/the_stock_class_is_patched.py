@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from speculate import SpeculativeModel
-from speculate.models.dense import DenseAdapter
+from speculate.models.adapter import DenseAdapter
 from speculate.protocols import Forward, StockModel
 from speculate.testing.suites import ModelTests
 from tests import tiny

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from speculate.backends.joining import join
+from speculate.backends.group import join
 from speculate.protocols import Rollbackable
 from tests.faults.models.toys import Toy, ToyTests
 

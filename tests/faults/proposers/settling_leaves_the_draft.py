@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from speculate import DraftModel
-from speculate.proposers.waiting import Waiting
+from speculate.proposers._chain import Waiting
 from tests.faults.proposers.toys import Passing, ToyTests
 
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from speculate.protocols import Choice, Draft
-from speculate.sampling.coupled import Coupled
-from speculate.sampling.law import Law
-from speculate.sampling.rules import ByEquality, Judgement, Rule, leading
+from speculate.sampling.acceptance import ByEquality, Coupled, Judgement, Rule, leading
+from speculate.sampling.filters import Law
 from tests.faults.samplers.toys import ToyTests
 
 

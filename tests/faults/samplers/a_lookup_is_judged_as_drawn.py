@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from speculate.protocols import Draft
-from speculate.sampling.rejection import Rejection
-from speculate.sampling.rules import Judgement
+from speculate.sampling.acceptance import Judgement, Rejection
 from tests.faults.samplers.toys import ToyTests
 
 

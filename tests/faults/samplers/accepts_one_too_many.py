@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from speculate.protocols import Decision, Draft
-from speculate.sampling.pipeline import Pipeline
+from speculate.sampling.sampler import Pipeline
 from tests.faults.planting import Patch
 from tests.sampling.test_conformance import TestCoupled
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from speculate.protocols import Choice
-from speculate.sampling.greedy import most_likely
-from speculate.sampling.law import Law
-from speculate.sampling.rules import ByEquality, Rule
+from speculate.sampling.acceptance import ByEquality, Rule, most_likely
+from speculate.sampling.filters import Law
 from tests.faults.samplers.toys import ToyTests
 
 

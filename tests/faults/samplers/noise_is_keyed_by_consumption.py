@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from speculate.protocols import Choice
-from speculate.sampling.coupled import Coupled
-from speculate.sampling.law import Law
-from speculate.sampling.rules import ByEquality, Rule
+from speculate.sampling.acceptance import ByEquality, Coupled, Rule
+from speculate.sampling.filters import Law
 from tests.faults.samplers.toys import ToyTests
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from speculate.sampling.rejection import Rejection
+from speculate.sampling.acceptance import Rejection
 from tests.faults.samplers.toys import ToyTests
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from speculate import Sampling
 from speculate.protocols import Sampler
-from speculate.sampling.law import Law
-from speculate.sampling.pipeline import Pipeline
+from speculate.sampling.acceptance import Rule
+from speculate.sampling.filters import Law
 from speculate.sampling.processors import Processors
-from speculate.sampling.rules import Rule
+from speculate.sampling.sampler import Pipeline
 from speculate.testing.suites import SamplerTests
 
 LAW = Law(Sampling(temperature=0.8, seed=3), 3)

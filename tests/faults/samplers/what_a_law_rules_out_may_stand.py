@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from speculate.sampling.rejection import Rejection, at
-from speculate.sampling.rules import leading
+from speculate.sampling.acceptance import Rejection, at, leading
 from tests.faults.samplers.toys import ToyTests
 
 

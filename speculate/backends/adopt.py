@@ -7,20 +7,12 @@ from importlib.metadata import entry_points
 from typing import Final, cast
 
 import mlx.core as mx
-from mlx_lm.models.cache import (
-    ArraysCache,
-    CacheList,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-)
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
 from speculate.backends.arrays import RewindableArraysCache
 from speculate.backends.cache_list import RewindableCacheList
-from speculate.backends.joining import join
-from speculate.backends.kv import RewindableKVCache
-from speculate.backends.member import StartsLate
-from speculate.backends.quantized_kv import RewindableQuantizedKVCache
+from speculate.backends.group import StartsLate, join
+from speculate.backends.kv import RewindableKVCache, RewindableQuantizedKVCache
 from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.errors import CannotRewindError, OptionError
 from speculate.protocols import Rollbackable

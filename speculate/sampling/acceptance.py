@@ -1,22 +1,160 @@
-"""Accepting by the ratio of the two laws: more drafts stand, the text depends on them.
-
-Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding",
-arXiv 2211.17192, algorithm 1; and for whole blocks Sun et al., "Block Verification
-Accelerates Speculative Decoding", arXiv 2403.10444, algorithm 2.
-"""
+"""How drafts are judged: by equality with the target's own choice, or by a law of their own."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
+import attrs
 import mlx.core as mx
+from typing_extensions import Protocol
 
 from speculate.protocols import Choice, Draft
-from speculate.sampling.law import Law, log_softmax
+from speculate.sampling.filters import Law, log_softmax
 from speculate.sampling.noise import gumbel, key, uniform
-from speculate.sampling.rules import Judgement, leading
+
+
+class Chooser(Protocol):
+    """Picks the target's own token in each row, so that equal drafts stand.
+
+    Law: what it picks in a row depends on that row and its position alone.
+    """
+
+    def choose(self, logits: mx.array, position: int, /) -> Choice:
+        """Pick a draft's token at `position` from a proposer's logits `(1, vocabulary)`."""
+
+    def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
+        """The target's tokens, `(rows,)`, one for each row of `(rows, vocabulary)`."""
+
+
+@attrs.frozen(eq=False)
+class Judgement:
+    """What stands of a draft.
+
+    Attributes:
+        accepted: `()` int32.
+        tokens: `(rows,)`, what comes after each possible number of accepted drafts.
+    """
+
+    accepted: mx.array
+    tokens: mx.array
+
+
+class Rule(Protocol):
+    """Decides how many drafts stand, from all rows of a block at once."""
+
+    def choose(self, logits: mx.array, position: int, /) -> Choice:
+        """Pick a draft's token at `position` from a proposer's logits `(1, vocabulary)`."""
+
+    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+        """Judge `k` drafts by the target's rows, each for one position.
+
+        Args:
+            logits: `(k + 1, vocabulary)`, or `(k, vocabulary)` where nobody asks what comes
+                after the last draft.
+            positions: One for each row.
+            draft: `k` tokens.
+        """
+
+
+def leading(stands: mx.array) -> mx.array:
+    """How many of `(k,)` booleans, `k` at least 1, hold before the first that does not."""
+    return mx.cumprod(stands.astype(mx.int32)).sum().astype(mx.int32)
+
+
+class ByEquality:
+    """A draft stands while it equals what the target picks: the text is the target's alone.
+
+    Args:
+        chooser: What the target picks.
+    """
+
+    def __init__(self, chooser: Chooser) -> None:
+        self._chooser = chooser
+
+    def choose(self, logits: mx.array, position: int, /) -> Choice:
+        return self._chooser.choose(logits, position)
+
+    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+        tokens = self._chooser.pick(logits, positions)
+        if not draft.tokens.shape[0]:
+            return Judgement(mx.zeros((), dtype=mx.int32), tokens)
+        return Judgement(leading(tokens[: draft.tokens.shape[0]] == draft.tokens), tokens)
+
+
+def most_likely(logits: mx.array) -> mx.array:
+    """Ids of the most likely tokens, the lowest id on ties.
+
+    Args:
+        logits: `(rows, vocabulary)`.
+
+    Returns:
+        `(rows,)`. As in mlx-lm the maximum is over log-probabilities in the logits' own
+        dtype: in half precision these tie where the logits do not.
+    """
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    return mx.argmax(logprobs, axis=-1)
+
+
+@final
+class Greedy:
+    """Draws nothing: a draft stands while it is what the target would take."""
+
+    def choose(self, logits: mx.array, position: int, /) -> Choice:
+        return Choice(most_likely(logits))
+
+    def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
+        return most_likely(logits)
+
+
+TOKENS: Final = 1
+"""The stream of the noise that decides tokens."""
+
+
+@final
+class Coupled:
+    """Picks by shared noise.
+
+    Args:
+        law: Filters, temperature and seed of the text.
+    """
+
+    def __init__(self, law: Law) -> None:
+        self._law = law
+
+    def choose(self, logits: mx.array, position: int, /) -> Choice:
+        return Choice(self.pick(logits, [position]))
+
+    def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
+        scores = self._law.scores(logits, positions)
+        keys = [key(self._law.seed, TOKENS, position) for position in positions]
+        return mx.argmax(scores + gumbel(keys, logits.shape[-1]), axis=-1)
+
+
+SamplerCallable = Callable[[mx.array], mx.array]
+"""mlx-lm's sampler: log-probabilities `(1, vocabulary)` -> ids `(1,)`."""
+
+
+@final
+class CallableChooser:
+    """Asks a sampler for each row, in order. Its law is kept; seeds promise nothing.
+
+    Args:
+        sampler: As `mlx_lm.sample_utils.make_sampler` makes them.
+    """
+
+    def __init__(self, sampler: SamplerCallable) -> None:
+        self._sampler = sampler
+
+    def choose(self, logits: mx.array, position: int, /) -> Choice:
+        return Choice(most_likely(logits))
+
+    def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        rows = range(logits.shape[0])
+        return mx.concatenate([self._sampler(logprobs[row : row + 1]).reshape(1) for row in rows])
+
 
 DRAFTS: Final = 2
 ACCEPTANCE: Final = 3

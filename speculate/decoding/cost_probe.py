@@ -9,17 +9,10 @@ from typing import Final
 
 import mlx.core as mx
 
-from speculate.decoding.drafting import checked_draft
-from speculate.decoding.setup import Setup
+from speculate.decoding.config import Setup
+from speculate.decoding.proposers import checked_draft
 from speculate.decoding.target import Target
-from speculate.protocols import (
-    Choice,
-    Costs,
-    Fingerprinted,
-    Foresees,
-    Proposer,
-    UsesCosts,
-)
+from speculate.protocols import Choice, Costs, Fingerprinted, Foresees, Proposer, UsesCosts
 from speculate.version import mlx_version
 
 ROWS: Final = (1, 2, 3, 5, 9)

@@ -1,34 +1,218 @@
-"""Text in, text out."""
+"""From what a caller has to token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Final, TypedDict, cast
+from typing import TYPE_CHECKING, Final, TypedDict, cast, final
 
 import attrs
 import mlx.core as mx
-from typing_extensions import Unpack
+from typing_extensions import Protocol, Unpack
 
+from speculate.decoding.block import Token
+from speculate.decoding.config import check_model, checked_count
 from speculate.decoding.decoder import Decoder, default_strategy
-from speculate.decoding.inputs import check_model, checked_count
-from speculate.decoding.token import Token
-from speculate.errors import OptionError
+from speculate.errors import OptionError, PromptError
 from speculate.proposers.draft_model import DraftModel
 from speculate.protocols import Observer, Rollbackable, SpeculativeModel, Strategy
-from speculate.sampling.callables import SamplerCallable
+from speculate.sampling.acceptance import SamplerCallable
 from speculate.sampling.options import Sampling
 from speculate.strategies.fixed import MAX_DEPTH, Fixed
-from speculate.text.prompt import Prompt, encode
-from speculate.text.stops import StopStrings
-from speculate.text.writer import Meter, Writer
-from speculate.validation import validated_flag, validated_integer
+from speculate.validation import (
+    plain_ids,
+    refuse,
+    validated_flag,
+    validated_integer,
+    validated_text,
+)
 
 if TYPE_CHECKING:
     from mlx.nn.layers.base import Module
     from mlx_lm.generate import GenerationResponse
     from mlx_lm.tokenizer_utils import TokenizerWrapper
     from transformers import PreTrainedTokenizerBase
+
+
+Prompt = str | Sequence[int] | mx.array
+"""Text, or token ids `(T,)`."""
+
+
+def encode(
+    tokenizer: TokenizerWrapper, prompt: Prompt, *, chat_template: bool = False
+) -> list[int]:
+    """Token ids of a prompt, as mlx-lm makes them.
+
+    Args:
+        tokenizer: The model's.
+        prompt: Text or ids. Text gets the tokenizer's special tokens, unless it begins
+            with the first of them already.
+        chat_template: Put text into the tokenizer's chat template, as a user's message.
+
+    Raises:
+        OptionError: There is no chat template, or the prompt is not text.
+        PromptError: They are no ids, or come as an array of another shape.
+    """
+    validated_flag("chat_template", chat_template)
+    if isinstance(prompt, str):
+        return _encode_chat(tokenizer, prompt) if chat_template else _encode_text(tokenizer, prompt)
+    if chat_template:
+        raise OptionError("chat_template needs a prompt of text; ids are past that")
+    if not isinstance(prompt, mx.array):
+        try:
+            return plain_ids(prompt)
+        except TypeError as error:
+            raise PromptError(f"a prompt is text or token ids, and {error}") from error
+    if prompt.ndim != 1:
+        raise PromptError(f"a prompt of ids has the shape (T,), got {prompt.shape}")
+    return cast("list[int]", prompt.tolist())
+
+
+def _encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
+    first = cast("str | None", tokenizer.bos_token)
+    special = first is None or not text.startswith(first)
+    return cast("list[int]", tokenizer.encode(text, add_special_tokens=special))
+
+
+def _encode_chat(tokenizer: TokenizerWrapper, text: str) -> list[int]:
+    if not tokenizer.has_chat_template:
+        raise OptionError("the tokenizer has no chat template: leave chat_template out")
+    message = {"role": "user", "content": text}
+    ids = tokenizer.apply_chat_template([message], add_generation_prompt=True)
+    return cast("list[int]", ids)
+
+
+@final
+class StopStrings:
+    """Lets text through up to the first stop string.
+
+    Where the text is cut does not depend on how it came in pieces: the string that is
+    complete first counts. What may still become a stop string is held back.
+
+    Args:
+        strings: One string, or several.
+
+    Raises:
+        OptionError: One is empty, or no string.
+    """
+
+    def __init__(self, strings: str | Sequence[str]) -> None:
+        several: object = [strings] if isinstance(strings, str) else strings
+        if isinstance(several, bytes) or not isinstance(several, Iterable):
+            refuse("stop", "a stop string, or several", strings)
+        self._strings = [validated_text("a stop string", text) for text in several]
+        self._held = ""
+        self._found = False
+
+    @property
+    def found(self) -> bool:
+        """Whether the text has reached a stop string."""
+        return self._found
+
+    def feed(self, text: str) -> str:
+        """Take in the next piece; return what is sure to come before any stop string."""
+        if self._found:
+            return ""
+        text = self._held + text
+        ends = [(at + len(s), at) for s in self._strings if (at := text.find(s)) >= 0]
+        if ends:
+            self._found, self._held = True, ""
+            return text[: min(ends)[1]]
+        sure = len(text) - max((_overlap(text, s) for s in self._strings), default=0)
+        self._held = text[sure:]
+        return text[:sure]
+
+    def flush(self) -> str:
+        """The text is over: return what was held back."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop` and is not all of it."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+class Detokenizer(Protocol):
+    """mlx-lm's streaming detokenizer."""
+
+    @property
+    def last_segment(self) -> str:
+        """Text that has become readable since this was read last."""
+
+    def add_token(self, token: int, /) -> None:
+        """Take in a token."""
+
+    def finalize(self) -> None:
+        """Make readable what waited for more tokens."""
+
+
+@final
+class Writer:
+    """Turns tokens into text, up to a stop string.
+
+    Args:
+        tokenizer: The model's.
+        stops: What ends the text.
+    """
+
+    def __init__(self, tokenizer: TokenizerWrapper, stops: StopStrings) -> None:
+        self._detokenizer = cast(Detokenizer, tokenizer.detokenizer)
+        self._stops = stops
+
+    def write(self, token: Token) -> tuple[str, str | None]:
+        """Text that `token` completes, and why the text ends with it, if it does."""
+        reason = token.finish_reason
+        if reason != "stop":
+            self._detokenizer.add_token(token.id)
+        if reason is not None:
+            self._detokenizer.finalize()
+        text = self._stops.feed(self._detokenizer.last_segment)
+        if self._stops.found:
+            return text, "stop"
+        return (text if reason is None else text + self._stops.flush()), reason
+
+
+@final
+class Meter:
+    """Counts and times tokens, as mlx-lm does. Make it when the first one is asked for.
+
+    Args:
+        prompt_tokens: Tokens of the prompt.
+    """
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._prompt_tps = 0.0
+        self._since = time.perf_counter()
+        self._count = 0
+
+    def response(
+        self, token: Token, logprobs: mx.array, text: str, reason: str | None
+    ) -> GenerationResponse:
+        """What mlx-lm yields for the next token."""
+        from mlx_lm.generate import GenerationResponse
+
+        now = time.perf_counter()
+        if self._count == 0:
+            self._prompt_tps = self._prompt_tokens / (now - self._since)
+            self._since = now
+            now = time.perf_counter()
+        self._count += 1
+        return GenerationResponse(
+            text=text,
+            token=token.id,
+            logprobs=logprobs,
+            from_draft=token.from_draft,
+            prompt_tokens=self._prompt_tokens,
+            prompt_tps=self._prompt_tps,
+            generation_tokens=self._count,
+            generation_tps=self._count / max(now - self._since, 1e-9),
+            peak_memory=mx.get_peak_memory() / 1e9,
+            finish_reason=reason,
+        )
 
 
 ELSEWHERE: Final[Mapping[str, str]] = {

@@ -1,11 +1,13 @@
 """What the backends that store rows share: checked trims, and buffers that grow."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from typing import Final
 
 import mlx.core as mx
 
-from speculate.backends.group import CacheGroup
-from speculate.backends.member import CanTrim
+from speculate.backends.group import CacheGroup, CanTrim, GroupMember
 from speculate.errors import RewindError
 
 STEP: Final = 256
@@ -44,3 +46,43 @@ def grown(buffer: mx.array | None, like: mx.array, used: int, needed: int) -> mx
     capacity = -(-needed // STEP) * STEP
     fresh = mx.zeros((batch, heads, capacity - used, width), dtype=like.dtype)
     return fresh if buffer is None else mx.concatenate([buffer[..., :used, :], fresh], axis=2)
+
+
+class TrimsByOffset(GroupMember):
+    """Mixed into a cache of mlx-lm whose `offset` says how many rows count."""
+
+    offset: int
+    _position = 0
+    """Text position of the first row."""
+
+    def rows(self) -> int:
+        """Rows stored."""
+        return self.offset - self._position
+
+    def length(self) -> int:
+        return self.offset
+
+    def can_trim(self, n: int, /) -> bool:
+        return 0 <= n <= self.rows()
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def trim(self, n: int, /) -> int:
+        check_trim(self, self.group(), n)
+        self.offset -= n
+        return n
+
+    def start_speculation(self) -> None:
+        """Nothing to record: the rows stay where they are."""
+
+    def stop_speculation(self) -> None:
+        """Nothing was recorded."""
+
+    def checkpoint(self) -> Callable[[], None]:
+        offset = self.offset
+
+        def go_back() -> None:
+            self.offset = offset
+
+        return go_back

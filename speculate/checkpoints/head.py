@@ -1,0 +1,438 @@
+"""Finding a head: by its tensors, never by what a config promises."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import attrs
+import mlx.core as mx
+
+from speculate.checkpoints.folder import Survey, exists, indexes, listed, setting, survey
+from speculate.checkpoints.names import (
+    DENSE,
+    PREFIXES,
+    are_bare,
+    count_layers,
+    is_expert,
+    is_known,
+    is_single,
+    layouts,
+    norms,
+    rank,
+    required,
+    split_fused,
+    stack_experts,
+    strip_prefix,
+)
+from speculate.checkpoints.norms import Convention, NormDecision, decide, shift
+from speculate.checkpoints.quantization import (
+    Quantization,
+    dequantize,
+    matrix_of,
+    quantizations,
+    stored_as,
+    unpack_scaled,
+)
+from speculate.checkpoints.safetensors import (
+    SUPPORTED,
+    TensorEntry,
+    check_memory,
+    open_tensors,
+    read_tensors,
+)
+from speculate.errors import CheckpointError, HeadNotFoundError, StaleIndexError
+
+
+@attrs.frozen
+class HeadFiles:
+    """Where a head's tensors are.
+
+    Attributes:
+        folder: The checkpoint's folder.
+        prefix: What stands before the head's names on disk; empty in a drafter.
+        tensors: By name, without the prefix.
+        files: Every file whose header was read, also those without a head.
+        trunk_is_raw: Whether the trunk beside the head is as Hugging Face publishes it;
+            `None` where there is none to tell by.
+        config: `config.json`, or nothing.
+    """
+
+    folder: Path
+    prefix: str
+    tensors: Mapping[str, TensorEntry]
+    files: tuple[Path, ...]
+    trunk_is_raw: bool | None
+    config: Mapping[str, object] = attrs.field(repr=False)
+
+
+def find_head(path: Path) -> HeadFiles:
+    """Find the head of a checkpoint. Reads headers only, and no tensor.
+
+    Args:
+        path: A folder, or one safetensors file of a head.
+
+    Raises:
+        HeadNotFoundError: There is none. Names the folder, what was looked for and the
+            files that were read.
+        StaleIndexError: Likewise, although the index lists one. Names the index.
+        CheckpointError: A file is damaged or missing, or there is more than one head.
+    """
+    found = survey(path)
+    candidates = _candidates(found)
+    _check_listed(found, partly_there=bool(candidates))
+    if not candidates:
+        raise HeadNotFoundError(_not_found(path, found))
+    if len(candidates) > 1:
+        kinds = " and ".join(f"'{prefix}*'" for prefix in sorted(candidates))
+        raise CheckpointError(f"{path}: holds more than one head: {kinds}. Name the file of one")
+    prefix, tensors = candidates.popitem()
+    _check_clashes(found, prefix)
+    return HeadFiles(
+        folder=found.folder,
+        prefix=prefix,
+        tensors=tensors,
+        files=found.files,
+        trunk_is_raw=_trunk_is_raw(found),
+        config=found.config,
+    )
+
+
+def has_head(path: Path) -> bool:
+    """Whether a checkpoint holds a head.
+
+    Raises:
+        CheckpointError: A file is damaged or missing, so that nobody can tell.
+    """
+    try:
+        find_head(path)
+    except HeadNotFoundError:
+        return False
+    return True
+
+
+def listed_files(folder: Path) -> list[str]:
+    """Names of the files that a folder's index says hold a head, whether they are there or not.
+
+    Raises:
+        CheckpointError: The index is broken, or points out of the folder.
+    """
+    places = listed(folder) if folder.is_dir() else {}
+    names = places if are_bare(places) else [name for name in places if strip_prefix(name)]
+    return sorted({places[name].relative_to(folder).as_posix() for name in names})
+
+
+def _candidates(found: Survey) -> dict[str, dict[str, TensorEntry]]:
+    heads: dict[str, dict[str, TensorEntry]] = defaultdict(dict)
+    by_file: dict[Path, dict[str, TensorEntry]] = defaultdict(dict)
+    for name, tensor in found.tensors.items():
+        split = strip_prefix(name)
+        if split is None:
+            by_file[tensor.path][name] = tensor
+        else:
+            heads[split[0]][split[1]] = tensor
+    for tensors in by_file.values():
+        if are_bare(tensors):
+            heads[""].update(tensors)
+    return dict(heads)
+
+
+def _check_listed(found: Survey, *, partly_there: bool) -> None:
+    """What the index says of a head must be true."""
+    absent: dict[Path, list[str]] = defaultdict(list)
+    for name, file in found.listed.items():
+        if name not in found.tensors:
+            absent[file].append(name)
+    for file, names in absent.items():
+        head = names if are_bare(names) else [name for name in names if strip_prefix(name)]
+        if head:
+            state = "does not hold it" if exists(file) else "is missing"
+            index = ", ".join(map(str, indexes(found.folder)))
+            text = f"{index}: lists {head[0]} in {file.name}, which {state}"
+            if partly_there:
+                raise CheckpointError(
+                    f"{text}. Download the folder whole, or load it without its head (head=False, "
+                    "or --no-head)"
+                )
+            raise StaleIndexError(
+                f"{text}, and no file here holds a head. If this is the index of the checkpoint "
+                "that this one was made from, delete it; if not, download the folder whole. "
+                "head=False, or --no-head, leaves the head alone"
+            )
+
+
+def _check_clashes(found: Survey, prefix: str) -> None:
+    for name, (one, other) in found.clashes.items():
+        if name.startswith(prefix) if prefix else strip_prefix(name) is None:
+            raise CheckpointError(
+                f"{found.folder}: both {one.name} and {other.name} hold {name}, and no index "
+                "says which counts. Name the file of the head"
+            )
+
+
+def _trunk_is_raw(found: Survey) -> bool | None:
+    """mlx-lm turns the convolution's axes when it converts: a raw one ends in the kernel."""
+    ends = [t.shape[-1] for n, t in found.tensors.items() if "conv1d.weight" in n and t.shape]
+    return any(end != 1 for end in ends) if ends else None
+
+
+def _not_found(path: Path, found: Survey) -> str:
+    looked = ", ".join(f"{prefix}*" for prefix in PREFIXES)
+    read = ", ".join(file.name for file in found.files) or "no .safetensors file"
+    text = (
+        f"{path}: no multi-token-prediction head. Looked for tensors named {looked}, and for "
+        f"a drafter's (fc.weight, pre_fc_norm_hidden.weight, ...). Read: {read}."
+    )
+    if not path.is_dir():
+        return text
+    if pickles := [p.name for p in sorted(path.iterdir()) if p.suffix in (".bin", ".pt", ".pth")]:
+        text += f" Pickled weights are never opened: {', '.join(pickles)}."
+    if setting(found.config, "mtp_num_hidden_layers"):
+        text += " config.json promises one, but conversions often drop its tensors and keep that."
+    return text
+
+
+_logger = logging.getLogger(__name__)
+
+DEDICATED: Final = "mtp_use_dedicated_embeddings"
+EMBEDDINGS: Final = ("embed_tokens.", "lm_head.", "shared_head.")
+
+
+@attrs.frozen(eq=False)
+class HeadTensors:
+    """A whole head, in the names and the form that mlx-lm's layers use.
+
+    Attributes:
+        weights: By name without prefix: `fc.weight`, `layers.0.self_attn.q_proj.weight`, ...
+            Norms hold gains; experts are stacked as `mlp.switch_mlp`.
+        quantization: By module; what is not in it is not quantised.
+        norms: What was decided on each group of norms, and why.
+        experts: How each layer's experts were stored: `dense` where it has none.
+        leftovers: Names on disk that no part of a head is known by. They were not read.
+    """
+
+    weights: Mapping[str, mx.array] = attrs.field(repr=False)
+    quantization: Mapping[str, Quantization]
+    norms: tuple[NormDecision, ...]
+    experts: tuple[str, ...]
+    leftovers: tuple[str, ...]
+
+    def dequantized(self) -> HeadTensors:
+        """The same head in plain float32."""
+        weights = dequantize(self.weights, self.quantization)
+        return attrs.evolve(self, weights=weights, quantization={})
+
+
+def read_head(
+    files: HeadFiles,
+    *,
+    norms: Convention | None = None,
+    done: Callable[[int], None] = lambda _: None,
+) -> HeadTensors:
+    """Read a head's tensors, and nothing else of the files. Synchronises.
+
+    Args:
+        files: From `find_head`.
+        norms: How its norms are stored, where a person knows better; found out otherwise.
+        done: Called with the bytes of each tensor that has been read.
+
+    Raises:
+        CheckpointError: The head is not whole, or stored in a way that is not supported.
+            Names the tensor.
+    """
+    _refuse_embeddings(files)
+    leftovers = [name for name in files.tensors if not is_part(name)]
+    weights = _read(files, leftovers, done)
+    experts = layouts(files.tensors)
+    _check_whole(files, weights, experts, leftovers)
+    decisions = decide(weights, files.trunk_is_raw, norms)
+    shift(weights, decisions)
+    with about(files):
+        quantization = quantizations(weights)
+        _check_plain(files, weights, quantization)
+        mx.eval(weights)
+    on_disk = tuple(files.prefix + name for name in leftovers)
+    if on_disk:
+        # Quoted: a name may hold what moves a terminal's cursor.
+        quoted = ", ".join(map(repr, on_disk))
+        _logger.warning("%s: no part of a head, left out: %s", files.folder, quoted)
+    return HeadTensors(weights, quantization, decisions, tuple(experts), on_disk)
+
+
+@contextmanager
+def about(files: HeadFiles) -> Iterator[None]:
+    """Say of which file or folder an error speaks that only knows a tensor's name.
+
+    Raises:
+        CheckpointError: The body raised one, or could not read a tensor.
+    """
+    places = {tensor.path for tensor in files.tensors.values()}
+    place = places.pop() if len(places) == 1 else files.folder
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{place}: {error}") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{place}: cannot be read: {error}") from error
+
+
+def is_part(name: str) -> bool:
+    """Whether a name on disk, without prefix, is one that a head may have in any layout."""
+    plain = matrix_of(name) or name
+    return is_known(plain) or is_expert(plain)
+
+
+def _read(
+    files: HeadFiles, leftovers: Collection[str], done: Callable[[int], None]
+) -> dict[str, mx.array]:
+    wanted = {name: t for name, t in files.tensors.items() if name not in leftovers}
+    check_memory(wanted)
+    singles = {name: t for name, t in wanted.items() if is_single(matrix_of(name) or name)}
+    weights = read_tensors({n: t for n, t in wanted.items() if n not in singles}, done)
+    # These are read one by one, as they are stacked.
+    weights |= open_tensors(singles)
+    with about(files):
+        norm = weights.get("pre_fc_norm_hidden.weight")
+        dtype = mx.bfloat16 if norm is None else norm.dtype
+        unpack_scaled(weights, files.tensors, files.config, dtype)
+        stack_experts(weights, done)
+    return weights
+
+
+def _refuse_embeddings(files: HeadFiles) -> None:
+    """A head that was trained with matrices of its own is not served by the trunk's."""
+    flag = setting(files.config, DEDICATED)
+    own = [name for name in files.tensors if name.startswith(EMBEDDINGS)]
+    if flag is False or not (own or flag):
+        return
+    what = f"{files.prefix}{own[0]}" if own else f"config.json: {DEDICATED}"
+    raise CheckpointError(
+        f"{files.folder}: the head has embeddings of its own ({what}), which is not supported"
+    )
+
+
+def _check_whole(
+    files: HeadFiles,
+    weights: Mapping[str, mx.array],
+    experts: Sequence[str],
+    leftovers: Sequence[str],
+) -> None:
+    with_experts = [index for index, layout in enumerate(experts) if layout != DENSE]
+    needed = required(max(len(experts), 1), with_experts)
+    for name, weight in weights.items():
+        if weight.ndim != rank(name):
+            text = f"{files.folder}: {files.prefix}{name} has shape {weight.shape}"
+            raise CheckpointError(f"{text}, and needs {rank(name)} axes")
+    missing = [files.prefix + name for name in needed if name not in weights]
+    if missing:
+        text = f"{files.folder}: holds part of a head only: {missing[0]} is missing"
+        text += f", and {len(missing) - 1} more" if missing[1:] else ""
+        if stored := stored_as(files.tensors, missing[0].removeprefix(files.prefix)):
+            text += f": {stored}, which is no packing that is supported. {SUPPORTED}"
+        text += f". Not understood: {', '.join(leftovers)}" if leftovers else ""
+        raise CheckpointError(text)
+
+
+def _check_plain(
+    files: HeadFiles, weights: Mapping[str, mx.array], packed: Collection[str]
+) -> None:
+    for name, tensor in weights.items():
+        module, _, part = name.rpartition(".")
+        plain = part == "weight" and module not in packed
+        if plain and not mx.issubdtype(tensor.dtype, mx.floating):
+            # An expert's name on disk is another one.
+            stored = stored_as(files.tensors, name) or str(tensor.shape)
+            raise CheckpointError(
+                f"{name}: is {tensor.dtype} in a packing that is not supported: {stored}. "
+                f"{SUPPORTED}"
+            )
+
+
+@attrs.frozen
+class HeadSummary:
+    """A head, without its weights.
+
+    Attributes:
+        files: Names of the files that hold it.
+        tensors: How many there are on disk.
+        size_bytes: What they take there.
+        experts: How each layer's experts are stored: `dense` where it has none.
+        packings: Each packing, and how many matrices have it.
+        plain: Each type of number, and how many matrices are not packed and have it.
+        blocks: Matrices of 8-bit floats with scales.
+        norms: What is decided on each group of norms, and why.
+        leftovers: Names on disk that no part of a head is known by.
+    """
+
+    files: tuple[str, ...]
+    tensors: int
+    size_bytes: int
+    experts: tuple[str, ...]
+    packings: tuple[tuple[Quantization, int], ...]
+    plain: Mapping[str, int]
+    blocks: int
+    norms: tuple[NormDecision, ...]
+    leftovers: tuple[str, ...]
+
+
+def peek_head(files: HeadFiles) -> HeadSummary:
+    """Describe a head. Reads its norms, a few kilobytes, and nothing else.
+
+    Args:
+        files: From `find_head`.
+
+    Raises:
+        CheckpointError: It has no norms to decide on, or is packed in a way that mlx lacks.
+    """
+    known = {name: t for name, t in files.tensors.items() if is_part(name)}
+    weights = open_tensors({name: t for name, t in known.items() if matrix_of(name) is None})
+    experts = layouts(files.tensors)
+    decisions = decide(_norms(files, weights), files.trunk_is_raw)
+    packings = _packings(files, weights)
+    blocks = {matrix for name in files.tensors if (matrix := matrix_of(name))}
+    return HeadSummary(
+        files=tuple(sorted({tensor.path.name for tensor in files.tensors.values()})),
+        tensors=len(files.tensors),
+        size_bytes=sum(tensor.end - tensor.begin for tensor in files.tensors.values()),
+        experts=tuple(experts),
+        packings=tuple(Counter(packings.values()).most_common()),
+        plain=_plain(weights, packings, blocks),
+        blocks=len(blocks),
+        norms=decisions,
+        leftovers=tuple(files.prefix + n for n in files.tensors if n not in known),
+    )
+
+
+def _norms(files: HeadFiles, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    names = norms(max(count_layers(weights), 1))
+    missing = [name for name in names if name not in weights]
+    if missing:
+        raise CheckpointError(
+            f"{files.folder}: holds part of a head only: {files.prefix}{missing[0]} is missing"
+        )
+    return {name: weights[name] for name in names}
+
+
+def _packings(files: HeadFiles, weights: dict[str, mx.array]) -> dict[str, Quantization]:
+    try:
+        with about(files):
+            split_fused(weights)
+            return quantizations(weights)
+    except (KeyError, IndexError) as error:
+        raise CheckpointError(f"{files.folder}: holds part of a head only: {error}") from error
+
+
+def _plain(
+    weights: Mapping[str, mx.array], packings: Collection[str], blocks: Collection[str]
+) -> dict[str, int]:
+    matrices = {
+        name: array
+        for name, array in weights.items()
+        if array.ndim > 1 and name.endswith(".weight") and name not in blocks
+    }
+    plain = [a for name, a in matrices.items() if name.removesuffix(".weight") not in packings]
+    return dict(Counter(str(array.dtype).rpartition(".")[2] for array in plain))

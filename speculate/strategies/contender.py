@@ -119,7 +119,7 @@ class Contender:
 
     def behind(self) -> int:
         """Tokens that it has to take in before it drafts."""
-        if self._catches_up is None:
+        if self.failed or self._catches_up is None:
             return 0
         return checked_behind(self.proposer, self._catches_up.behind())
 

@@ -36,9 +36,9 @@ def checked_outlook(proposer: Proposer, outlook: object) -> Outlook:
     if not isinstance(outlook, Outlook):
         raise _no(proposer, "outlook()", outlook, "an Outlook")
     kind, length = outlook.kind, outlook.length
-    if not (isinstance(kind, int) and 0 <= kind <= LARGEST):
+    if not _whole(kind, LARGEST):
         raise _nonsense(proposer, "Outlook.kind", kind, f"from 0 to {LARGEST}")
-    if not (isinstance(length, int) and length >= 0):
+    if not _whole(length):
         raise _nonsense(proposer, "Outlook.length", length, "0 or more")
     return outlook
 
@@ -55,13 +55,13 @@ def checked_hindsight(proposer: Proposer, hindsight: object) -> Sequence[Hindsig
         if not isinstance(found, Hindsight):
             raise _no(proposer, "hindsight()", found, "a Hindsight")
         kind, position, compared, right = found.kind, found.position, found.compared, found.right
-        if not (isinstance(kind, int) and 0 <= kind <= LARGEST):
+        if not _whole(kind, LARGEST):
             raise _nonsense(proposer, "Hindsight.kind", kind, f"from 0 to {LARGEST}")
-        if not (isinstance(position, int) and 0 <= position <= LARGEST):
+        if not _whole(position, LARGEST):
             raise _nonsense(proposer, "Hindsight.position", position, f"from 0 to {LARGEST}")
-        if not (isinstance(compared, int) and compared >= 0):
+        if not _whole(compared):
             raise _nonsense(proposer, "Hindsight.compared", compared, "0 or more")
-        if not (isinstance(right, int) and 0 <= right <= compared):
+        if not _whole(right, compared):
             raise _nonsense(proposer, "Hindsight.right", right, f"from 0 to compared, {compared}")
     return hindsight
 
@@ -75,6 +75,11 @@ def checked_behind(proposer: Proposer, behind: object) -> int:
     if not (isinstance(behind, int) and behind >= 0):
         raise _nonsense(proposer, "behind()", behind, "0 or more")
     return behind
+
+
+def _whole(value: object, most: int | None = None) -> bool:
+    """Whether it is a whole number from 0 to `most`."""
+    return isinstance(value, int) and value >= 0 and (most is None or value <= most)
 
 
 def _no(proposer: Proposer, what: str, found: object, wanted: str) -> SpeculateError:

@@ -133,7 +133,6 @@ class Adaptive:
                 self._plain_until = self._plans + STALE
             return Plan(predicted=1.0, plain_seconds=plain)
         proposer = best.contender.proposer
-        self._behind[proposer.name] = best.contender.behind()
         return Plan(proposer, best.depth, predicted=best.rate, plain_seconds=plain)
 
     def observe(self, round: Round, /) -> None:
@@ -255,11 +254,12 @@ class Adaptive:
         for contender in contenders:
             try:
                 look, behind = contender.look(deepest), contender.behind()
+                first = self._timing.catching_up(contender.name, behind)
             except Exception as error:
                 self.failed(contender.proposer, error)
             else:
+                self._behind[contender.name] = behind
                 if look[1]:
-                    first = self._timing.catching_up(contender.name, behind)
                     looks.append((contender, look, first))
         return looks
 

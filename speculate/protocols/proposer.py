@@ -153,7 +153,8 @@ class Outlook:
     """The draft that a proposer would make now.
 
     Attributes:
-        kind: Drafts of one kind have similar chances. A small number; 0 where it abstains.
+        kind: Drafts of one kind have similar chances. A small number, at most 4095; 0 where it
+            abstains.
         length: Tokens of it that are foreseen; 0 where it abstains. A draft may be longer.
     """
 

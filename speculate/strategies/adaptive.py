@@ -10,9 +10,9 @@ from typing import Final, Literal, final
 
 from speculate.errors import OptionError
 from speculate.protocols import Costs, Plan, Proposer, Round
+from speculate.strategies.checking import check_proposer
 from speculate.strategies.contender import PLAIN, Contender, Offer, share_expectations
 from speculate.strategies.cost_store import CostStore, bucket, check_costs
-from speculate.strategies.fixed import check_proposer
 from speculate.strategies.survival import STALE
 from speculate.strategies.timing import Timing
 from speculate.validation import refuse, validated_choice, validated_flag
@@ -203,7 +203,6 @@ class Adaptive:
                 self._plain_until = self._plans + STALE
             return Plan(predicted=1.0, plain_seconds=plain)
         proposer = best.contender.proposer
-        self._behind[proposer.name] = best.contender.behind()
         return Plan(proposer, best.depth, predicted=best.rate, plain_seconds=plain)
 
     def observe(self, round: Round, /) -> None:
@@ -325,11 +324,12 @@ class Adaptive:
         for contender in contenders:
             try:
                 look, behind = contender.look(deepest), contender.behind()
+                first = self._timing.catching_up(contender.name, behind)
             except Exception as error:
                 self.failed(contender.proposer, error)
             else:
+                self._behind[contender.name] = behind
                 if look[1]:
-                    first = self._timing.catching_up(contender.name, behind)
                     looks.append((contender, look, first))
         return looks
 

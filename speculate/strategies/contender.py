@@ -8,6 +8,7 @@ from typing import Final, final
 import attrs
 
 from speculate.protocols import CatchesUp, Foresees, Outlook, Proposer, Round
+from speculate.strategies.checking import checked_behind, checked_hindsight, checked_outlook
 from speculate.strategies.survival import Survival
 
 LEARNED: Final = 0.05
@@ -156,12 +157,14 @@ class Contender:
             return 0, 0
         if self._foresees is None:
             return 0, deepest
-        outlook = self._foresees.outlook()
+        outlook = checked_outlook(self.proposer, self._foresees.outlook())
         return outlook.kind, min(deepest, outlook.length)
 
     def behind(self) -> int:
         """Tokens that it has to take in before it drafts."""
-        return 0 if self._catches_up is None else self._catches_up.behind()
+        if self.failed or self._catches_up is None:
+            return 0
+        return checked_behind(self.proposer, self._catches_up.behind())
 
     def looks_better(self) -> bool:
         """Than when it last drafted: what was seen of it is being forgotten, and that is all."""
@@ -247,11 +250,12 @@ class Contender:
             return
         if self._foresees is not None:
             # It knows of every place in the text, also of those where others drafted.
-            for found in self._foresees.hindsight():
+            for found in checked_hindsight(self.proposer, self._foresees.hindsight()):
                 self._kind(found.kind).note(found.position, found.compared, found.right)
                 if found.position == 0:
                     self._all_kinds.note(0, found.compared, found.right)
-            self._beginnings.note(self._foresees.outlook(), plain=not round.drafted)
+            outlook = checked_outlook(self.proposer, self._foresees.outlook())
+            self._beginnings.note(outlook, plain=not round.drafted)
             if round.proposer == self.name and 0 < round.accepted < round.drafted:
                 self._beginnings.copy_ended()
         elif round.proposer == self.name:

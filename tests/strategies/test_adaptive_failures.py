@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast, final
@@ -97,6 +98,89 @@ def test_a_lookup_that_cannot_tell_is_left_alone_after_one_warning(
     assert sum(round.proposer == "mtp" for round in rounds) > 40
     # It is not asked again.
     assert lookup.asked <= 2
+
+
+@final
+class Telling(Guesser):
+    """A lookup that tells what it is given to tell."""
+
+    def __init__(
+        self,
+        outlook: object = Outlook(3, 16),
+        hindsight: object = (),
+        behind: object = 0,
+    ) -> None:
+        super().__init__("lookup", 0.0, 1.0)
+        self._told = outlook, hindsight, behind
+
+    def outlook(self) -> Outlook:
+        return cast(Outlook, self._told[0])
+
+    def hindsight(self) -> Sequence[Hindsight]:
+        return cast("Sequence[Hindsight]", self._told[1])
+
+    def behind(self) -> int:
+        return cast(int, self._told[2])
+
+
+NONSENSE: dict[str, tuple[Telling, str]] = {
+    "no outlook": (Telling(None), r"outlook\(\) .* NoneType"),
+    "a pair": (Telling((3, 16)), r"outlook\(\) .* tuple"),
+    "kind -1": (Telling(Outlook(-1, 4)), r"Outlook\.kind -1"),
+    "kind 2.5": (Telling(Outlook(cast(int, 2.5), 4)), r"Outlook\.kind 2\.5"),
+    "kind by place": (Telling(Outlook(10**400, 4)), r"Outlook\.kind 1000"),
+    "length -1": (Telling(Outlook(2, -1)), r"Outlook\.length -1"),
+    "length nan": (Telling(Outlook(2, cast(int, math.nan))), r"Outlook\.length nan"),
+    "no hindsight": (Telling(hindsight=None), r"hindsight\(\) .* NoneType"),
+    "numbers": (Telling(hindsight=[(3, 0, 1, 1)]), r"hindsight\(\) .* tuple"),
+    "hindsight's kind": (Telling(hindsight=[Hindsight(-1, 0, 1, 1)]), r"Hindsight\.kind -1"),
+    "position -1": (Telling(hindsight=[Hindsight(3, -1, 1, 1)]), r"Hindsight\.position -1"),
+    "far position": (Telling(hindsight=[Hindsight(3, 10**9, 1, 1)]), r"Hindsight\.position 10"),
+    "compared -1": (Telling(hindsight=[Hindsight(3, 0, -1, 0)]), r"Hindsight\.compared -1"),
+    "right -1": (Telling(hindsight=[Hindsight(3, 0, 1, -1)]), r"Hindsight\.right -1"),
+    "too much right": (Telling(hindsight=[Hindsight(3, 0, 1, 2)]), r"Hindsight\.right 2"),
+    "inf right": (
+        Telling(hindsight=[Hindsight(3, 0, 1, cast(int, math.inf))]),
+        r"Hindsight\.right inf",
+    ),
+    "behind -1": (Telling(behind=-1), r"behind\(\) -1"),
+    "behind None": (Telling(behind=None), r"behind\(\) None"),
+    "behind 0.5": (Telling(behind=0.5), r"behind\(\) 0\.5"),
+    "behind by far": (Telling(behind=10**400), "too large"),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_one_that_tells_nonsense_is_left_alone_and_the_warning_says_what_it_told(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain, (lookup, message) = Guesser("mtp", 0.1, 0.9), NONSENSE[name]
+    world = World(chain, lookup)
+    with caplog.at_level(logging.WARNING, logger="speculate"):
+        rounds = world.run(Adaptive(lookup, chain, costs=world.costs()), 100)
+    (record,) = caplog.records
+    assert re.search(f"'lookup'.*{message}", record.getMessage())
+    assert {round.proposer for round in rounds[1:]} <= {"mtp", None}
+    assert sum(round.proposer == "mtp" for round in rounds) > 20
+
+
+@pytest.mark.parametrize(
+    "lookup",
+    [
+        Telling(Outlook(0, 0)),
+        Telling(Outlook(4, 10**9)),
+        Telling(hindsight=(Hindsight(3, 15, 0, 0), Hindsight(3, 0, 10**6, 10**6))),
+        Telling(behind=10**9),
+    ],
+    ids=["nothing", "endless", "much", "far behind"],
+)
+def test_one_that_tells_what_may_be_true_is_not_left_alone(
+    lookup: Telling, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(Guesser("mtp", 0.1, 0.9), lookup)
+    with caplog.at_level(logging.WARNING, logger="speculate"):
+        world.run(Adaptive(*world.proposers.values(), costs=world.costs()), 100)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("clock", ["wall", "fixed"])

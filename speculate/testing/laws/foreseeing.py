@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from speculate.protocols import Foresees, Verdict
+from speculate.strategies.checking import checked_hindsight, checked_outlook
 from speculate.testing.broken import law, require
 from speculate.testing.laws.proposers import OTHER
 from speculate.testing.telling import LENGTH, Telling
@@ -20,8 +21,8 @@ def what_is_foreseen_depends_on_the_text_alone(telling: Telling) -> None:
         worth: dict[tuple[int, int], tuple[int, int]] = {}
         while told.position < LENGTH - 10:
             told.commit(min(step, LENGTH - 10 - told.position), Verdict(OTHER, step, step - 1))
-            for one in told.proposer.hindsight():
-                require(0 <= one.right <= one.compared, f"{one} has more right than compared")
+            checked_outlook(told.proposer, told.proposer.outlook())
+            for one in checked_hindsight(told.proposer, told.proposer.hindsight()):
                 compared, right = worth.get((one.kind, one.position), (0, 0))
                 worth[one.kind, one.position] = (compared + one.compared, right + one.right)
         found.append((told.proposer.outlook(), worth))

@@ -9,6 +9,7 @@ from typing import Final, cast
 import mlx.core as mx
 
 from speculate.protocols import CatchesUp, Choice, Verdict
+from speculate.strategies.checking import checked_behind
 from speculate.testing.broken import at, law, require
 from speculate.testing.drafts import Watching, checked, near_tie, same_rows
 from speculate.testing.kinds import PartFailedError
@@ -199,8 +200,8 @@ def how_far_it_is_behind_is_told(telling: Telling) -> None:
         if not isinstance(told.proposer, CatchesUp):
             return
         told.read(read)
-        behind = told.proposer.behind()
-        require(0 <= behind <= read, f"is {behind} tokens behind in a text of {read}")
+        behind = checked_behind(told.proposer, told.proposer.behind())
+        require(behind <= read, f"is {behind} tokens behind in a text of {read}")
         _same_as_fresh(telling, told)
         told.commit(1, Verdict(told.proposer.name, DEPTH, 0))
         behind = told.proposer.behind()

@@ -10,6 +10,13 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "speculate"
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
+TORN_BELOW_LINES = 100
+
+SINGLE_IMPORTER: dict[str, str] = {}
+"""Modules below `TORN_BELOW_LINES` that one other module imports, each with the reason for it."""
+
+TABLES = ("speculate/data", "speculate/protocols")
+"""Folders whose files are entries of a table."""
 
 
 def parse(path: Path) -> list[ast.AST]:
@@ -39,3 +46,39 @@ def test_files_and_functions_are_short() -> None:
                 if lines > MAX_FUNCTION_LINES:
                     long.append(f"{name}:{node.lineno} {node.name}: {lines} lines")
     assert not long, "\n".join(long)
+
+
+def importers() -> dict[str, set[str]]:
+    """For each module of the package: the modules that import it, `__init__` files left out."""
+    paths = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+    found: dict[str, set[str]] = {name: set() for name in paths}
+    for name, path in paths.items():
+        for node in parse(path):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                targets = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            else:
+                continue
+            for target in targets:
+                if target in found and target != name:
+                    found[target].add(name)
+    return found
+
+
+def test_a_file_is_a_thought_and_not_a_torn_page() -> None:
+    """A short module with a single importer belongs into that importer, or says why it does not."""
+    torn = {
+        name
+        for name, users in importers().items()
+        if len(users) == 1
+        and not name.endswith("__init__")
+        and not name.startswith(tuple(folder.replace("/", ".") for folder in TABLES))
+        and len((PACKAGE.parent / (name.replace(".", "/") + ".py")).read_text().splitlines())
+        < TORN_BELOW_LINES
+    }
+    assert torn - SINGLE_IMPORTER.keys() == set()
+    assert SINGLE_IMPORTER.keys() - torn == set(), "listed, and not torn any more"

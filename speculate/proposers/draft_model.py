@@ -106,8 +106,10 @@ class DraftModel:
             accepted = commit.tokens.shape[0] - 1
             known = 1 + min(accepted, self._in_flight - 1) if commit.verdict else 0
             keep = len(self._waiting.ids) + known
-            self._group.apply_keep(keep, self._group.plan_keep(keep))
+            # Before they are kept: if an interrupt comes between, the cache is behind, and not
+            # fed some of them twice.
             self._waiting, self._in_flight = Waiting(), 0
+            self._group.apply_keep(keep, self._group.plan_keep(keep))
         if known < commit.tokens.shape[0]:
             self._waiting.add(commit.ids[known:])
         self._position += commit.tokens.shape[0]
@@ -160,7 +162,7 @@ class DraftModel:
 
     def _return_to(self, position: int) -> None:
         """Take a text back that a caller's cache holds behind `position`, or refuse it."""
-        held = max(cache.length() for cache in self._cache)
+        held = self._held()
         if held <= position:
             return
         if position == 0 and self._emptied:
@@ -179,14 +181,22 @@ class DraftModel:
         """Take in what is committed, without recording: it will not be taken back."""
         if not self._waiting.ids:
             return
-        tokens = self._waiting.tokens()
+        held, waiting = self._held(), self._waiting
+        tokens, self._waiting = waiting.tokens(), Waiting()
         self._group.stop()
         try:
             self._draft.forward(tokens[None], self._cache)
+        except BaseException:
+            if self._held() == held:
+                self._waiting = waiting
+            raise
         finally:
             self._group.start()
-        self._waiting = Waiting()
         mx.async_eval(self._arrays())
+
+    def _held(self) -> int:
+        """Tokens in the cache."""
+        return max(cache.length() for cache in self._cache)
 
     def _shared_vocabulary(self) -> int:
         target = self._draft if self._target is None else self._target

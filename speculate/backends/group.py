@@ -265,7 +265,10 @@ class CacheGroup:
                 surplus = zip(self.members(), before, strict=True)
                 self._take_back([member.length() - length for member, length in surplus])
                 raise
+            finally:
+                self._open = False
         finally:
+            # Once more, since an interrupt may come in front of the first.
             self._open = False
         for writer in writers:
             writer.close_block(fed.shape[1])
@@ -282,9 +285,17 @@ class CacheGroup:
         Raises:
             RewindError: Somebody records already: one window at a time.
         """
+        self.refuse_a_second_window()
+        self.mark()
+
+    def refuse_a_second_window(self) -> None:
+        """Raise where somebody records already.
+
+        Raises:
+            RewindError: One window at a time.
+        """
         if self._kept is not None:
             raise RewindError("these caches are in a window already: leave it, or use that one")
-        self.mark()
 
     def mark(self) -> None:
         """Make the present the kept point of the window: nothing is taken back."""

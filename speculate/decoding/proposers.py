@@ -38,13 +38,13 @@ class Drafting:
         self._strategy = strategy
         self._target = target
         self._left = list(strategy.proposers)
-        self._within = 0
+        self._called = 0
         self._returned = 0
 
     @property
     def interrupted(self) -> bool:
         """Whether a proposer was kept from finishing what it did: it may be in any state."""
-        return self._within != self._returned
+        return self._called != self._returned
 
     def begin(self, position: int, known: int | None, history: Sequence[int]) -> None:
         """A text goes on behind `position` tokens.
@@ -76,16 +76,25 @@ class Drafting:
             with suppress(Exception):
                 _begin(proposer, position, history)
 
-    def tell(self, commit: Commit) -> None:
-        """Let everyone know what the text is, whoever drafted."""
+    def tell(self, commit: Commit, position: int | None = None) -> None:
+        """Let everyone know what the text is, whoever drafted.
+
+        Args:
+            commit: What became text.
+            position: Where it begins, after a failure: who missed something before is left
+                behind, where it begins anew with the next text.
+        """
         for proposer in list(self._left):
+            if position is not None and proposer.position() != position:
+                continue
             # In every round: to enter and leave a context takes longer than most of what is told.
-            self._within += 1
+            self._called += 1
             try:
                 proposer.commit(commit)
+                self._returned += 1
             except Exception as error:
+                self._returned += 1
                 self._leave_alone(proposer, error)
-            self._returned += 1
 
     def settle(self) -> None:
         """Have everyone leave their caches at the committed text.
@@ -123,12 +132,13 @@ class Drafting:
     @contextmanager
     def tolerated(self, proposer: Proposer) -> Iterator[None]:
         """Go on without `proposer` if it raises meanwhile, where the strategy can."""
-        self._within += 1
+        self._called += 1
         try:
             yield
+            self._returned += 1
         except Exception as error:
+            self._returned += 1
             self._leave_alone(proposer, error)
-        self._returned += 1
 
     def _leave_alone(self, proposer: Proposer, error: Exception) -> None:
         """Go on without a proposer that raised; where the strategy cannot, raise it again."""

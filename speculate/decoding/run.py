@@ -363,13 +363,14 @@ class Run:
         """
         try:
             self._target.restore()
-            missing = self._text[self._target.fed() :]
+            fed = self._target.fed()
+            missing = self._text[fed:]
             self.unfed = missing[-1] if missing else None
             commit = self._target.feed(missing) if missing else None
             self.unfed = None
             self._target.quantize()
             if commit is not None:
-                self._setup.drafting.tell(commit)
+                self._setup.drafting.tell(commit, self._position + self._base + fed)
             self._target.feed_owed()
         except Exception:
             self._stop()

@@ -140,7 +140,7 @@ class Session:
             self._settled_at = self._loan.length()
             self._give_back(self._run)
         except BaseException:
-            self.finish()
+            self.end()
             raise
 
     def withdraw(self, given: Token | None) -> None:

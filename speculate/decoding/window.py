@@ -110,9 +110,10 @@ def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
         with _adopted(caches) as adopted, _recorded(adopted) as group:
             yield group
         return
-    group.start()
+    group.refuse_a_second_window()
     try:
         try:
+            group.start()
             yield group
         finally:
             _leave(group)
@@ -124,8 +125,11 @@ def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
 def _leave(group: CacheGroup) -> None:
     try:
         group.restore()
-    finally:
+    except Exception:
         group.stop()
+        raise
+    # Not after an interrupt: what was not kept is still to be taken back.
+    group.stop()
 
 
 @contextmanager

@@ -101,12 +101,12 @@ def split(
     check_list(prompt_cache)
     if prompt_cache is None:
         return Halves()
-    refuse_shared(prompt_cache)
     of_target = len(target.make_cache())
     of_draft = 0 if draft is None else len(draft.make_cache())
     if len(prompt_cache) == of_target:
         return Halves(target=prompt_cache)
     if of_draft and len(prompt_cache) == of_target + of_draft:
+        refuse_shared(prompt_cache)
         return Halves(prompt_cache, prompt_cache[:of_target], prompt_cache[of_target:])
     wanted = f"{of_target} for the target"
     wanted += f", or these and {of_draft} for the draft model" if of_draft else ""

@@ -167,8 +167,10 @@ class DraftModel:
             accepted = commit.tokens.shape[0] - 1
             known = 1 + min(accepted, self._in_flight - 1) if commit.verdict else 0
             keep = len(self._waiting.ids) + known
-            self._group.apply_keep(keep, self._group.plan_keep(keep))
+            # Before they are kept: if an interrupt comes between, the cache is behind, and not
+            # fed some of them twice.
             self._waiting, self._in_flight = Waiting(), 0
+            self._group.apply_keep(keep, self._group.plan_keep(keep))
         if known < commit.tokens.shape[0]:
             self._waiting.add(known_to(self._draft, commit.ids[known:]))
         self._position += commit.tokens.shape[0]
@@ -225,7 +227,7 @@ class DraftModel:
 
     def _return_to(self, position: int) -> None:
         """Take a text back that a caller's cache holds behind `position`, or refuse it."""
-        held = max(cache.length() for cache in self._cache)
+        held = self._held()
         if held <= position:
             return
         if position == 0 and self._emptied:
@@ -243,14 +245,23 @@ class DraftModel:
     def _flush(self) -> None:
         """Take in what is committed, without recording: it will not be taken back."""
         while self._waiting.ids:
+            held, waiting = self._held(), self._waiting.ids
             tokens = self._waiting.first()
+            self._waiting.ids = waiting[tokens.shape[0] :]
             self._group.stop()
             try:
                 self._draft.forward(tokens[None], self._cache)
+            except BaseException:
+                if self._held() == held:
+                    self._waiting.ids = waiting
+                raise
             finally:
                 self._group.start()
-            self._waiting.ids = self._waiting.ids[tokens.shape[0] :]
             mx.async_eval(self._arrays())
+
+    def _held(self) -> int:
+        """Tokens in the cache."""
+        return max(cache.length() for cache in self._cache)
 
     def _shared_vocabulary(self) -> int:
         return min(self._draft.vocab_size, self._target_vocabulary())

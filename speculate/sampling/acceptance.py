@@ -292,10 +292,18 @@ def draft_laws(draft: Draft, width: int) -> mx.array:
     tokens = draft.tokens
     laws = draft.laws or [None] * tokens.shape[0]
     rows = [
-        (mx.arange(width) == tokens[index]).astype(mx.float32)[None] if law is None else mx.exp(law)
+        (mx.arange(width) == tokens[index]).astype(mx.float32)[None]
+        if law is None
+        else _fitted(mx.exp(law), width)
         for index, law in enumerate(laws)
     ]
     q = mx.concatenate(rows)
     # Infinite or not a number, a sum is not near 1 either.
     usable = (mx.abs(q.sum(axis=-1) - 1) < ROUNDING) & (at(q, tokens) > 0)
     return mx.where(usable[:, None], q, 0)
+
+
+def _fitted(law: mx.array, width: int) -> mx.array:
+    """A draft model's vocabulary may be padded differently."""
+    missing = width - law.shape[-1]
+    return law[:, :width] if missing <= 0 else mx.pad(law, [(0, 0), (0, missing)])

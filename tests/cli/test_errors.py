@@ -45,7 +45,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["--max-tokens", "-2"], "must be at least 1, or -1"),
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "\udcff"], "the prompt is not UTF-8 text"),
-        (["--stop", ""], "a stop string must not be empty"),
+        (["--stop", ""], "a stop string must be text, and not empty"),
         (["--proposer", "luck"], "invalid choice: 'luck'"),
         (["--proposer", "off", "mtp"], "off goes with no other proposer"),
         (["--proposer", "lookup", "mtp", "--depth", "2"], "--depth is for one proposer"),

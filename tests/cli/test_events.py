@@ -123,12 +123,13 @@ def test_a_killed_run_leaves_whole_lines(tmp_path: Path) -> None:
     folder = words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE)
     path = tmp_path / "events.jsonl"
     command = [sys.executable, "-m", "speculate.cli", "generate", "--model", str(folder)]
-    options = ["-p", "abc", "-m", "-1", "--events", str(path)]
+    # A text of 243 tokens, of which 20,000 bytes hold about 40.
+    options = ["-p", "c", "-m", "-1", "--events", str(path)]
     with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as process:
-        for _ in range(600):
+        for _ in range(6000):
             if path.exists() and path.stat().st_size > 20_000:
                 break
-            time.sleep(0.1)
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     lines = read(path.read_text())
     assert [line["index"] for line in lines] == list(range(len(lines)))

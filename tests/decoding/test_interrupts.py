@@ -4,45 +4,84 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from typing import Final
+from typing import Final, Literal
 
+import attrs
 import pytest
 
-from speculate import Decoder, Off, Token
+from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, SpeculateError, Token
+from speculate.errors import RewindError
+from speculate.protocols import Proposer
 from speculate.testing import ScheduledStrategy
 from tests.decoding import kit
+from tests.decoding.heads import with_knowing_head
 from tests.decoding.interrupting import Interrupter
+from tests.decoding.watched import Broken, GuidedModel, Ticker, WatchedProposer
+
+Drafter = Literal["script", "draft", "head", "propose", "settle"]
 
 COUNT: Final = 7
 SETTLED_AFTER: Final = 3
-NAMES: Final = ("dense", "gpt_oss", "qwen3_5", "qwen3_5_folded", "lfm2", "quantised")
-SAMPLED: Final = 12
+DEPTHS: Final = (3, 0, 0, 2)
+WRONG: Final = frozenset({8, 10})
 
 
-def model_of(name: str) -> str:
-    return "wide_heads" if name == "quantised" else name
+@attrs.frozen
+class Case:
+    """A model, and who drafts for it.
+
+    Attributes:
+        name: Of `kit`; or "quantised", for rows that are quantised within the text.
+        drafter: A script, a model or a head; or the call in which a script fails by itself, so
+            that an interrupt comes while that is handled.
+    """
+
+    name: str
+    drafter: Drafter = "script"
+
+    @property
+    def model(self) -> str:
+        return "wide_heads" if self.name == "quantised" else self.name
+
+    def caches(self) -> list[object]:
+        return kit.stock_caches(self.model)
+
+    def decoder(self, ticker: Ticker) -> Decoder:
+        """Drafts are wrong at the first, the second, ... in turn."""
+        model = kit.get(self.model).model
+        text = [*kit.PROMPT, *kit.truth(self.model, kit.PROMPT, COUNT)]
+        proposer: Proposer
+        if self.drafter == "draft":
+            proposer = DraftModel(GuidedModel(model, text, WRONG))
+        elif self.drafter == "head":
+            model = with_knowing_head(self.model, text, WRONG)[0].model
+            proposer = MTPChain()
+        else:
+            proposer = kit.scripted(self.model, kit.PROMPT, COUNT, kit.always("each"))
+        if self.drafter in {"propose", "settle"}:
+            ticker.place, ticker.at = self.drafter, 1
+        watched = WatchedProposer(proposer, ticker)
+        return Decoder(
+            model,
+            ScheduledStrategy([(watched, depth) for depth in DEPTHS]),
+            kv_bits=8 if self.name == "quantised" else None,
+            kv_group_size=32,
+            quantized_kv_start=8,
+            prefill_step_size=3,
+        )
 
 
-def stock_caches(name: str) -> list[object]:
-    return kit.stock_caches(model_of(name))
+CASES: Final = (
+    *map(Case, ("dense", "gpt_oss", "qwen3_5", "qwen3_5_folded", "lfm2", "quantised")),
+    Case("dense", "draft"),
+    Case("gpt_oss", "head"),
+    Case("qwen3_5", "propose"),
+    Case("gpt_oss", "settle"),
+)
+SAMPLED: Final = 7
 
 
-def decoder_of(name: str, depths: tuple[int, ...]) -> Decoder:
-    """A decoder whose drafts are wrong in turn, at the first, the second, ..."""
-    proposer = kit.scripted(model_of(name), kit.PROMPT, COUNT, kit.always("each"))
-    strategy = ScheduledStrategy([(proposer, depth) for depth in depths]) if depths else Off()
-    bits = 8 if name == "quantised" else None
-    return Decoder(
-        kit.get(model_of(name)).model,
-        strategy,
-        kv_bits=bits,
-        kv_group_size=32,
-        quantized_kv_start=8,
-        prefill_step_size=3,
-    )
-
-
-def run(name: str, decoder: Decoder, caches: list[object], tokens: list[Token]) -> None:
+def run(decoder: Decoder, caches: list[object], tokens: list[Token]) -> None:
     """A text that is settled in the middle."""
     running = decoder.generate(kit.PROMPT, COUNT, caches)
     try:
@@ -54,81 +93,121 @@ def run(name: str, decoder: Decoder, caches: list[object], tokens: list[Token]) 
         running.close()
 
 
-DEPTHS: Final = (3, 0, 0, 2)
+def interrupted(
+    case: Case, at: int, caches: list[object], tokens: list[Token]
+) -> tuple[Decoder, Interrupter]:
+    """A run in which a line is not executed. What fails by itself fails once."""
+    ticker, interrupter = Ticker(), Interrupter(at)
+    decoder = case.decoder(ticker)
+    try:
+        with interrupter:
+            run(decoder, caches, tokens)
+    except (KeyboardInterrupt, Broken):
+        pass
+    ticker.place = ""
+    return decoder, interrupter
 
 
 @cache
-def lines(name: str) -> int:
+def lines(case: Case) -> int:
     """How many lines of the package a run executes, once everything is made that is made once."""
-    counting = Interrupter()
-    for _ in range(2):
-        decoder, caches, counting = decoder_of(name, DEPTHS), stock_caches(name), Interrupter()
-        with counting:
-            run(name, decoder, caches, [])
-    return counting.lines
+    return max(interrupted(case, 0, case.caches(), [])[1].lines for _ in range(2))
 
 
 @cache
-def left_behind(name: str, emitted: int) -> list[object]:
+def left_behind(case: Case, emitted: int) -> list[object]:
     """What plain decoding leaves after so many tokens."""
-    caches = stock_caches(name)
-    list(decoder_of(name, ()).generate(kit.PROMPT, emitted, caches))
+    caches = case.caches()
+    model, bits = kit.get(case.model).model, 8 if case.name == "quantised" else None
+    plain = Decoder(
+        model,
+        Off(),
+        kv_bits=bits,
+        kv_group_size=32,
+        quantized_kv_start=8,
+        prefill_step_size=3,
+    )
+    list(plain.generate(kit.PROMPT, emitted, caches))
     return caches
 
 
-def check(name: str, at: int) -> None:
-    caches = stock_caches(name)
-    objects = list(caches)
-    decoder = decoder_of(name, DEPTHS)
-    tokens: list[Token] = []
-    with pytest.raises(KeyboardInterrupt) as caught, Interrupter(at):
-        run(name, decoder, caches, tokens)
+def check(case: Case, at: int) -> None:
+    caches = case.caches()
+    objects, tokens = list(caches), list[Token]()
+    decoder, interrupter = interrupted(case, at, caches, tokens)
     try:
-        check_after(name, decoder, caches, objects, tokens)
+        check_text(case, caches, kit.ids_of(tokens))
+        if case.name != "quantised":
+            assert all(a is b for a, b in zip(caches, objects, strict=True)), "other objects"
+        assert decoder.pending is None
+        check_stats(decoder, tokens)
+        check_goes_on(case, decoder, caches, kit.ids_of(tokens))
     except Exception as error:
-        raise AssertionError(f"line {at} of {name}, {caught.value}: {error}") from error
+        raise AssertionError(f"{case}, line {at}, {interrupter.where}: {error}") from error
 
 
-def check_after(
-    name: str, decoder: Decoder, caches: list[object], objects: list[object], tokens: list[Token]
-) -> None:
-    ids = kit.ids_of(tokens)
-    assert ids == kit.truth(model_of(name), kit.PROMPT, len(ids))
-    if name != "quantised":
-        assert all(a is b for a, b in zip(caches, objects, strict=True)), "other objects"
-    assert decoder.pending is None
-    text = [*kit.PROMPT, *ids]
-    # Before the first token: what they held, or the prompt.
-    if not ids and kit.offset(caches[-1]) == 0:
-        kit.same_content(caches, stock_caches(name))
-        text = []
-    else:
-        kit.same_content(caches, left_behind(name, len(ids)))
+def check_text(case: Case, caches: list[object], ids: list[int]) -> None:
+    assert ids == kit.truth(case.model, kit.PROMPT, len(ids))
+    # Before the first token: the prompt, or what they held before.
+    nothing = not ids and kit.offset(caches[-1]) == 0
+    kit.same_content(caches, case.caches() if nothing else left_behind(case, len(ids)))
+
+
+def check_stats(decoder: Decoder, tokens: list[Token]) -> None:
     stats = decoder.stats
-    assert stats.emitted_tokens == len(ids), "emitted"
-    assert stats.accepted_tokens == sum(token.from_draft for token in tokens), "accepted"
-    assert stats.round_tokens == len(ids), "round tokens"
-    assert stats.drafts == sum(d.drafts for d in stats.by_proposer.values()), "drafts"
-    if name == "quantised":
-        return
+    assert stats.emitted_tokens == stats.round_tokens == len(tokens)
+    assert stats.accepted_tokens == sum(token.from_draft for token in tokens)
+    assert stats.drafts == sum(own.drafts for own in stats.by_proposer.values())
+
+
+def check_goes_on(case: Case, decoder: Decoder, caches: list[object], ids: list[int]) -> None:
+    """The next turn is as if nothing had happened."""
+    text = [*kit.PROMPT, *ids] if kit.offset(caches[-1]) else []
     second = list(decoder.generate(kit.SECOND, 3, caches))
-    kit.check_tokens(model_of(name), [*text, *kit.SECOND], second)
-    kit.check_holds(model_of(name), caches, [*text, *kit.SECOND, *kit.ids_of(second)])
+    if case.name != "quantised":
+        kit.check_tokens(case.model, [*text, *kit.SECOND], second)
+        kit.check_holds(case.model, caches, [*text, *kit.SECOND, *kit.ids_of(second)])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_interrupt_at_some_lines(name: str) -> None:
-    for at in random.Random(name).sample(range(1, lines(name) + 1), SAMPLED):
-        check(name, at)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_interrupt_at_some_lines(case: Case) -> None:
+    for at in random.Random(str(case)).sample(range(1, lines(case) + 1), SAMPLED):
+        check(case, at)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", NAMES)
-def test_an_interrupt_at_every_line(name: str) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_interrupt_at_every_line(case: Case) -> None:
     failures = []
-    for at in range(1, lines(name) + 1):
+    for at in range(1, lines(case) + 1):
         try:
-            check(name, at)
+            check(case, at)
         except AssertionError as error:
             failures.append(str(error).splitlines()[0])
     assert not failures, "\n".join(failures)
+
+
+def test_a_settle_that_is_broken_off_hands_the_list_back_and_ends_the_text() -> None:
+    decoder = Case("qwen3_5").decoder(Ticker())
+    caches = kit.stock_caches("qwen3_5")
+    running = decoder.generate(kit.PROMPT, COUNT, caches)
+    ids = [next(running).id for _ in range(2)]
+    with Interrupter(40), pytest.raises(KeyboardInterrupt):
+        decoder.settle()
+    kit.check_holds("qwen3_5", caches, [*kit.PROMPT, *ids])
+    with pytest.raises(SpeculateError, match=r"settle\(\) was broken off, which ended this text"):
+        next(running)
+    second = list(decoder.generate(kit.SECOND, 3, caches))
+    kit.check_tokens("qwen3_5", [*kit.PROMPT, *ids, *kit.SECOND], second)
+
+
+def test_a_cache_that_cannot_be_handed_back_is_put_into_the_list_as_it_is() -> None:
+    model = kit.get("dense").model
+    caches: list[object] = [*model.make_cache(position=5)]
+    objects = list(caches)
+    proposer = kit.scripted("dense", kit.PROMPT, COUNT, kit.always(None))
+    running = Decoder(model, Fixed(proposer, 2)).generate(kit.PROMPT, COUNT, caches)
+    next(running)
+    with pytest.raises(RewindError, match="started late"):
+        running.close()
+    assert all(a is b for a, b in zip(caches, objects, strict=True))

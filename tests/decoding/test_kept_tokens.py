@@ -46,15 +46,21 @@ STRATEGIES: Final[dict[str, Callable[[], Strategy]]] = {
 }
 
 
+def active() -> int:
+    """Bytes of arrays that are alive, once what is under way is done."""
+    gc.collect()
+    mx.synchronize()
+    return mx.get_active_memory()
+
+
 def held_by(make: Callable[[], list[Token]]) -> float:
     """Bytes of arrays that each token keeps alive, with what was left of a run gone."""
     make()
-    gc.collect()
-    before = mx.get_active_memory()
+    before = active()
     tokens = make()
-    gc.collect()
+    held = active() - before
     assert kit.ids_of(tokens) == kit.ids_of(PLAIN)[: len(tokens)]
-    return (mx.get_active_memory() - before) / len(tokens)
+    return held / len(tokens)
 
 
 @pytest.mark.parametrize("processors", [(), (nothing,)], ids=["", "row by row"])
@@ -109,18 +115,16 @@ def test_tokens_of_a_text_that_is_given_up_hold_one_row_each(ending: str) -> Non
 def test_half_a_text_is_held_while_the_run_goes_on() -> None:
     decoder = Decoder(MODEL, drafting(lambda _: 0))
     held_by(lambda: list(decoder.generate(PROMPT, COUNT)))
-    gc.collect()
-    before = mx.get_active_memory()
+    before = active()
     running = decoder.generate(PROMPT, COUNT)
     tokens = list(islice(running, 4))
-    few = mx.get_active_memory()
+    few = active()
     tokens += islice(running, 12)
     # What the run itself holds is the same at both places.
-    assert mx.get_active_memory() - few < 1.1 * 12 * ROW
+    assert active() - few < 1.1 * 12 * ROW
     running.close()
     del tokens
-    gc.collect()
-    assert mx.get_active_memory() - before < ROW
+    assert active() - before < ROW
 
 
 def test_tokens_that_nobody_keeps_cost_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:

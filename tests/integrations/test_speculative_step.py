@@ -164,8 +164,9 @@ def test_a_list_of_another_length_is_refused() -> None:
     caches = both_caches("dense", "small_dense")[:-2]
     kept = list(caches)
     model, draft = kit.get("dense").stock, kit.get("small_dense").stock
+    more = [*caches, *both_caches("dense", "small_dense")[:-2], 0]
     with pytest.raises(OptionError, match="3 for the target, or these and 1"):
-        list(speculative_generate_step(PROMPT, model, draft, prompt_cache=[*caches, *caches, 0]))
+        list(speculative_generate_step(PROMPT, model, draft, prompt_cache=more))
     with pytest.raises(OptionError, match="2 caches"):
         list(speculative_generate_step(PROMPT, model, draft, prompt_cache=caches))
     assert caches == kept

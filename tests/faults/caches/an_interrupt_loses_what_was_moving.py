@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from speculate.backends import adoption
+from speculate.backends import adopt
 from speculate.errors import SpeculateError
 from tests.faults.planting import Patch
 from tests.window.test_interrupts import check, lines
 
 
 def plant(patch: Patch) -> None:
-    patch.setattr(adoption, "contents", lambda caches: lambda: None)
+    patch.setattr(adopt, "contents", lambda caches: lambda: None)
 
 
 class Suite:

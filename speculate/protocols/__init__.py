@@ -1,4 +1,4 @@
-"""What a part must do. Imports `mlx.core`, `attrs` and `typing_extensions`, nothing else."""
+"""Contracts between the parts of the library. Imports `mlx.core`, `attrs` and `typing_extensions`, nothing else."""
 
 from speculate.protocols.cache import Deferred as Deferred
 from speculate.protocols.cache import DefersRollback as DefersRollback

@@ -28,7 +28,7 @@ The forward computes logits for each of them, and keeps what it takes to take th
 
 
 @final
-class Waiting:
+class Backlog:
     """Tokens that were told and are not taken in yet.
 
     They wait on the host: arrays would have to be computed by then, or could not be in a thread
@@ -53,11 +53,11 @@ class Waiting:
         """As many of them as one forward takes in, `(n,)` uint32."""
         return mx.array(self.ids[:CHUNK], dtype=mx.uint32)
 
-    def in_front_of(self, newest: mx.array) -> mx.array:
+    def before(self, newest: mx.array) -> mx.array:
         """All of them, and `newest` `(1,)` behind."""
         return mx.concatenate([self.tokens(), newest]) if self.ids else newest
 
-    def is_due(self, told: int) -> bool:
+    def should_flush(self, told: int) -> bool:
         """Whether all of them are to be taken in now, behind a commit of so many tokens."""
         return told >= PROMPT or len(self.ids) >= FLUSH
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import CannotRewindError, OptionError, SpeculateError, VocabularyMismatchError
-from speculate.proposers._chain import Waiting
+from speculate.proposers._chain import Backlog
 from speculate.protocols import (
     Choice,
     Choose,
@@ -54,7 +54,7 @@ def check_vocabularies(target: SpeculativeModel, draft: SpeculativeModel) -> Non
         )
 
 
-def known_to(model: SpeculativeModel, ids: Iterable[int]) -> list[int]:
+def clamp_ids(model: SpeculativeModel, ids: Iterable[int]) -> list[int]:
     """A text as a model can read it: its last id stands in for those that it does not have.
 
     So every token keeps its position, and one that is missing costs no more than itself. MLX does
@@ -107,7 +107,7 @@ class DraftModel:
         self._cache: list[Rollbackable] = []
         self._group = CacheGroup([])
         self._position = 0
-        self._waiting = Waiting()
+        self._waiting = Backlog()
         self._in_flight = 0
         self._undo: list[Callable[[], None]] = []
         started_empty = cache is not None and not any(layer.length() for layer in cache)
@@ -138,7 +138,7 @@ class DraftModel:
             self._take(self._cache)
             self._undo = [cache.checkpoint() for cache in self._cache]
         self._position = position
-        self._waiting, self._in_flight = Waiting(), 0
+        self._waiting, self._in_flight = Backlog(), 0
 
     def look_back(self, ids: Sequence[int], /) -> None:
         """Take in, with the next draft, what the caches lack of the text in front.
@@ -152,7 +152,7 @@ class DraftModel:
             return
         if self._given is None:
             self._take(self._draft.make_cache())
-        self._waiting.add(known_to(self._draft, missing))
+        self._waiting.add(clamp_ids(self._draft, missing))
 
     def position(self) -> int:
         return self._position
@@ -168,11 +168,11 @@ class DraftModel:
             known = 1 + min(accepted, self._in_flight - 1) if commit.verdict else 0
             keep = len(self._waiting.ids) + known
             self._group.apply_keep(keep, self._group.plan_keep(keep))
-            self._waiting, self._in_flight = Waiting(), 0
+            self._waiting, self._in_flight = Backlog(), 0
         if known < commit.tokens.shape[0]:
-            self._waiting.add(known_to(self._draft, commit.ids[known:]))
+            self._waiting.add(clamp_ids(self._draft, commit.ids[known:]))
         self._position += commit.tokens.shape[0]
-        if self._waiting.is_due(commit.tokens.shape[0]):
+        if self._waiting.should_flush(commit.tokens.shape[0]):
             self._flush()
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
@@ -185,7 +185,7 @@ class DraftModel:
         # made it from a number, so that reading it does not wait for the device.
         if self._target_vocabulary() > columns and cast(int, newest.item()) >= columns:
             return Draft(mx.zeros((0,), dtype=mx.uint32))
-        block = self._waiting.in_front_of(newest)
+        block = self._waiting.before(newest)
         drafts: list[Choice] = []
         while len(drafts) < limit:
             out = self._draft.forward(block[None], self._cache)

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import HeadNotFoundError, SpeculateError
-from speculate.proposers._chain import Waiting
+from speculate.proposers._chain import Backlog
 from speculate.protocols import (
     Choice,
     Choose,
@@ -38,7 +38,7 @@ class MTPChain:
         self._group = CacheGroup([])
         self._position = 0
         self._told: list[Commit] = []  # hidden states that wait for the token behind them
-        self._tokens = Waiting()
+        self._tokens = Backlog()
         self._catch_up = 0
 
     @property
@@ -69,7 +69,7 @@ class MTPChain:
             raise SpeculateError("the head's make_cache returned caches without a group")
         self._group = group
         self._group.start()
-        self._told, self._tokens, self._catch_up = [], Waiting(), 0
+        self._told, self._tokens, self._catch_up = [], Backlog(), 0
 
     def position(self) -> int:
         return self._position
@@ -85,7 +85,7 @@ class MTPChain:
         self._tokens.add(commit.ids if self._told else commit.ids[1:])
         self._told.append(commit)
         self._position += commit.tokens.shape[0]
-        if self._tokens.is_due(commit.tokens.shape[0]):
+        if self._tokens.should_flush(commit.tokens.shape[0]):
             self._flush()
         elif commit.newest is None:
             # Of a prompt, which nobody else has computed, and this thread may not come again.
@@ -97,7 +97,7 @@ class MTPChain:
         if self.behind():
             self._flush()
         state = self._states()
-        tokens = self._tokens.in_front_of(newest)
+        tokens = self._tokens.before(newest)
         chain: list[Choice] = []
         while len(chain) < limit:
             out = self._step(state, tokens)
@@ -118,7 +118,7 @@ class MTPChain:
         """Keep the rows with true hidden states, and take back those of the chain."""
         if self._catch_up:
             self._group.apply_keep(self._catch_up, self._group.plan_keep(self._catch_up))
-            self._told, self._tokens, self._catch_up = [], Waiting(), 0
+            self._told, self._tokens, self._catch_up = [], Backlog(), 0
 
     def _flush(self) -> None:
         """Take in every row whose token is known; the newest hidden state still waits."""
@@ -127,7 +127,7 @@ class MTPChain:
         self._group.mark()
         newest = mx.array([self._told[-1].ids[-1]], dtype=mx.uint32)
         state = mx.contiguous(hidden[:, -1:])
-        self._told, self._tokens = [Commit(newest, state)], Waiting()
+        self._told, self._tokens = [Commit(newest, state)], Backlog()
         mx.async_eval(self._arrays(), state)
 
     def _states(self) -> mx.array:

@@ -103,7 +103,7 @@ LONGEST: Final = 16
 
 
 @final
-class Outlooks:
+class DraftScorer:
     """Compares the drafts that could have been made with the text that came.
 
     A copy from `distance` tokens back is right for as long as the text repeats itself at that
@@ -207,7 +207,7 @@ class PromptLookup:
         validated_text("name", name)
         self._name = name
         self._index = NGramIndex(fewest, most, window)
-        self._outlooks = Outlooks()
+        self._outlooks = DraftScorer()
         self._longest = most
         self._under_way = Run()
         self._unseen = 0

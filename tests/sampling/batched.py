@@ -21,14 +21,20 @@ from numpy.typing import NDArray
 from speculate import Sampling
 from speculate.protocols import Choice, Draft
 from speculate.sampling import noise
-from speculate.sampling.acceptance import BlockVerification, ByEquality, Coupled, Rejection, Rule
-from speculate.sampling.filters import Law
+from speculate.sampling.acceptance import (
+    AcceptanceRule,
+    BlockVerification,
+    Coupled,
+    ExactMatch,
+    Rejection,
+)
+from speculate.sampling.filters import Distribution
 from speculate.sampling.processors import penalties
 from tests.sampling.laws import Floats, Outcome, law, overlap, round_by_block, round_by_token
 from tests.sampling.toys import table, to_mx
 
 Drafter = Literal["sampled", "greedy", "lookup"]
-RuleMaker = Callable[[Sampling, int], Rule]
+RuleMaker = Callable[[Sampling, int], AcceptanceRule]
 
 HISTORY: Final = (1, 0, 1)
 """The prompt in front of the newest token. Penalties look back no further."""
@@ -41,14 +47,14 @@ KEYED: Final = (
 )
 
 
-def rule_of(sampling: Sampling, seed: int) -> Rule:
+def rule_of(sampling: Sampling, seed: int) -> AcceptanceRule:
     """What a decoder judges drafts with, above temperature 0."""
-    one_text = Law(sampling, seed)
+    one_text = Distribution(sampling, seed)
     if sampling.mode == "rejection":
         return Rejection(one_text)
     if sampling.mode == "block":
         return BlockVerification(one_text)
-    return ByEquality(Coupled(one_text))
+    return ExactMatch(Coupled(one_text))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -154,7 +160,7 @@ def _text(setting: Setting, seed: mx.array, start: mx.array, rounds: int) -> lis
         block = mx.concatenate([text, draft.tokens])
         rows = _processed(setting.sampling, block, target[block[len(HISTORY) :]])
         positions = [position + 1 + row for row in range(setting.depth + 1)]
-        judged = rule.judge(rows, cast("list[int]", positions), draft)
+        judged = rule.verify(rows, cast("list[int]", positions), draft)
         own = judged.tokens[judged.accepted].astype(mx.uint32)
         found.append((draft.tokens, judged.accepted, own))
         kept = mx.take(block, mx.arange(len(HISTORY)) + 1 + judged.accepted)
@@ -163,7 +169,7 @@ def _text(setting: Setting, seed: mx.array, start: mx.array, rounds: int) -> lis
     return [mx.stack(list(part)) for part in zip(*found, strict=True)]
 
 
-def _draft(setting: Setting, rule: Rule, newest: mx.array, position: mx.array) -> Draft:
+def _draft(setting: Setting, rule: AcceptanceRule, newest: mx.array, position: mx.array) -> Draft:
     if setting.drafter != "sampled":
         after = mx.array([setting.certain(token) for token in range(len(setting.target))])
         tokens = [newest]

@@ -14,7 +14,7 @@ import pytest
 
 from speculate import Decoder, Fixed, Off, Sampling
 from speculate.protocols import Choice, Choose, Draft
-from speculate.sampling.acceptance import Judgement, Rule
+from speculate.sampling.acceptance import AcceptanceRule, Verification
 from speculate.sampling.options import MODES, Mode
 from tests.decoding import kit
 from tests.sampling import controls
@@ -63,7 +63,7 @@ class Saying:
         places: Which drafts of a block have a broken one.
     """
 
-    def __init__(self, rule: Rule, broken: Break, places: Sequence[int]) -> None:
+    def __init__(self, rule: AcceptanceRule, broken: Break, places: Sequence[int]) -> None:
         self._rule = rule
         self._broken = broken
         self._places = places
@@ -71,13 +71,13 @@ class Saying:
     def choose(self, logits: mx.array, position: int, /) -> Choice:
         return self._rule.choose(logits, position)
 
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
         laws = list(draft.laws)
         for place in self._places:
             one = laws[place]
             assert one is not None
             laws[place] = self._broken(one, draft.tokens[place : place + 1])
-        return self._rule.judge(logits, positions, Draft(draft.tokens, laws))
+        return self._rule.verify(logits, positions, Draft(draft.tokens, laws))
 
 
 def saying(name: str, places: Sequence[int], rule: RuleMaker = rule_of) -> RuleMaker:

@@ -12,7 +12,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from speculate import Decoder, DraftModel, Fixed, Off, Sampling
 from speculate.protocols import Strategy
-from speculate.sampling.acceptance import CallableChooser, SamplerCallable
+from speculate.sampling.acceptance import CallablePicker, SamplerCallable
 from speculate.sampling.options import Mode
 from speculate.sampling.processors import Processor
 from speculate.testing.chance import chi_square
@@ -59,7 +59,7 @@ def drafting() -> Fixed:
 
 def test_a_sampler_s_rows_have_its_law() -> None:
     mx.random.seed(0)
-    chooser = CallableChooser(make_sampler(temp=0.9, top_k=3))
+    chooser = CallablePicker(make_sampler(temp=0.9, top_k=3))
     rows = mx.broadcast_to(to_mx(TARGET)[:1], (500, VOCAB))
     seen = Counter(ints(chooser.pick(rows, range(500))))
     p = law(TARGET[0], OPTIONS)

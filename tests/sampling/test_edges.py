@@ -12,7 +12,7 @@ import pytest
 from speculate import Sampling
 from speculate.protocols import Choice, Decision, Draft, Sampler
 from speculate.sampling.options import MODES, Mode
-from speculate.sampling.sampler import Choosing
+from speculate.sampling.sampler import SamplerFactory
 from tests.sampling.toys import ints, to_mx, to_np
 
 DEPTH: Final = 2
@@ -20,7 +20,7 @@ VOCABULARIES: Final = (100, 8193, 151_936, 248_320)
 
 
 def sampler(sampling: Sampling, seed: int = 5) -> Sampler:
-    found = Choosing(sampling, ()).sampler(seed)
+    found = SamplerFactory(sampling, ()).sampler(seed)
     found.begin([1, 2], 2, ())
     return found
 

@@ -66,7 +66,7 @@ def test_a_proposer_that_paused_is_right_again_at_once(
     name: str, flush: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Twenty rounds without drafts: more than wait, and more than share a forward.
-    monkeypatch.setattr(_chain, "FLUSH", flush)
+    monkeypatch.setattr(_chain, "MAX_BACKLOG", flush)
     proposer = DraftModel(kit.get(name).model)
     strategy = ScheduledStrategy([(proposer, k) for k in [3, *[0] * 20, 3]])
     decoder = Decoder(kit.get(name).model, strategy)
@@ -154,5 +154,5 @@ def test_who_is_not_asked_takes_nothing_in_and_catches_up_in_one_go() -> None:
     for token in Decoder(kit.get("dense").model, strategy).generate(prompt, 18):
         tokens.append(token)
         assert bool(draft.widths) == (len(tokens) > 15)
-    assert draft.widths[0] > _chain.BATCHED
+    assert draft.widths[0] > _chain.MAX_SHARED_BACKLOG
     check_draft_model("qwen3_5", [*prompt, *kit.ids_of(tokens)], watched)

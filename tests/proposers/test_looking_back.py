@@ -164,7 +164,7 @@ def test_a_history_with_ids_that_the_draft_has_not_is_not_read() -> None:
 def test_a_history_is_read_when_a_draft_is_asked_for_and_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_chain, "CHUNK", 32)
+    monkeypatch.setattr(_chain, "FLUSH_CHUNK", 32)
     draft = Counted(kit.get("small_dense").model)
     resumed("dense", draft, LONG, LONG)
     # The prompt's first tokens come behind the turn's, and the draft's first step after them.

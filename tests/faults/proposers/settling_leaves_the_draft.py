@@ -11,7 +11,7 @@ class Broken(Passing):
     def settle(self) -> None:
         draft = self.inner
         assert isinstance(draft, DraftModel)
-        draft._in_flight, draft._waiting = 0, Backlog()
+        draft._in_flight, draft._backlog = 0, Backlog()
 
 
 class Suite(ToyTests):

@@ -15,7 +15,7 @@ class Broken(Passing):
             self.inner.commit(commit)
             draft = self.inner
             assert isinstance(draft, DraftModel)
-            draft._waiting = Backlog()
+            draft._backlog = Backlog()
         else:
             self.inner.commit(commit)
 

@@ -66,7 +66,7 @@ CHAIN: Any = sp.MTPChain
 MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a stock model": (lambda: sp.Decoder(STOCK), OptionError, r"speculate\.adapt\(model\)"),
     "a stock draft": (lambda: sp.DraftModel(STOCK), OptionError, r"speculate\.adapt\(model\)"),
-    "a model drafts": (lambda: sp.Fixed(cast(Any, MODEL), 3), OptionError, "is no proposer"),
+    "a model drafts": (lambda: sp.Fixed(cast(Any, MODEL), 3), OptionError, "is not a proposer"),
     "a class": (lambda: sp.Fixed(CHAIN, 3), OptionError, "MTPChain is a class"),
     "a list": (lambda: sp.Adaptive(cast(Any, [sp.MTPChain()])), OptionError, "one by one"),
     "no plan": (lambda: decode(Planless()), sp.SpeculateError, "no Plan but a NoneType"),

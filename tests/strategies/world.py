@@ -25,7 +25,7 @@ from speculate.protocols import (
     Round,
     Strategy,
 )
-from speculate.strategies.timing import interpolated
+from speculate.strategies.round_times import interpolated
 
 PLAIN: Final = 0.02
 """Seconds of a plain round."""

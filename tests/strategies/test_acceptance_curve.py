@@ -20,13 +20,13 @@ def learned(
 ) -> AcceptanceCurve:
     """What so many drafts teach, each token of which is right by the same chance."""
     dice = random.Random(1)
-    survival = AcceptanceCurve(prior)
+    curve = AcceptanceCurve(prior)
     for _ in range(drafts):
         right = 0
         while right < depth and dice.random() < hazard:
             right += 1
-        survival.observe(depth, right)
-    return survival
+        curve.observe(depth, right)
+    return curve
 
 
 @pytest.mark.parametrize("hazard", [0.2, 0.5, 0.8, 0.95])
@@ -46,11 +46,11 @@ def test_before_anything_was_seen_the_first_guess_counts() -> None:
 
 
 def test_a_draft_that_was_right_throughout_says_nothing_of_deeper_ones() -> None:
-    survival = AcceptanceCurve(0.6)
+    curve = AcceptanceCurve(0.6)
     depths = []
     for _ in range(30):
-        survival.observe(2, 2)
-        depths.append(survival.survival(3))
+        curve.observe(2, 2)
+        depths.append(curve.survival(3))
     for before, after in pairwise(depths):
         assert all(new >= old for old, new in zip(before, after, strict=True))
     first, second, third = depths[-1]
@@ -60,10 +60,10 @@ def test_a_draft_that_was_right_throughout_says_nothing_of_deeper_ones() -> None
 
 
 def test_positions_behind_the_first_mistake_are_not_failures() -> None:
-    survival = learned(1.0, depth=3, drafts=40)
+    curve = learned(1.0, depth=3, drafts=40)
     for _ in range(20):
-        survival.observe(3, 0)
-    first, second, third = survival.survival(3)
+        curve.observe(3, 0)
+    first, second, third = curve.survival(3)
     assert first < 0.3
     # Less sure than before, since drafts in front of them are not what they were; not wrong.
     assert second / first > 0.7
@@ -71,16 +71,16 @@ def test_positions_behind_the_first_mistake_are_not_failures() -> None:
 
 
 def test_a_draft_that_was_compared_in_part_counts_so_far() -> None:
-    survival = learned(0.5, depth=2)
-    one, two = survival.survival(2)
-    survival.observe(1, 1)
-    assert survival.survival(2)[0] > one
-    after = survival.survival(2)
+    curve = learned(0.5, depth=2)
+    one, two = curve.survival(2)
+    curve.observe(1, 1)
+    assert curve.survival(2)[0] > one
+    after = curve.survival(2)
     assert after[1] / after[0] == pytest.approx(two / one, rel=0.01)
-    before = survival.survival(2)
-    survival.observe(0, 0)
-    survival.update(0, 0, 0)
-    assert survival.survival(2) == before
+    before = curve.survival(2)
+    curve.observe(0, 0)
+    curve.update(0, 0, 0)
+    assert curve.survival(2) == before
 
 
 def test_many_comparisons_at_once_are_as_good_as_one_by_one() -> None:
@@ -92,30 +92,30 @@ def test_many_comparisons_at_once_are_as_good_as_one_by_one() -> None:
 
 
 def test_what_is_not_seen_again_is_forgotten() -> None:
-    survival = learned(0.0)
-    assert survival.survival(1)[0] < 0.05
+    curve = learned(0.0)
+    assert curve.survival(1)[0] < 0.05
     hopes = []
     for _ in range(5):
-        survival.advance(400)
-        hopes.append(survival.survival(1)[0])
+        curve.advance(400)
+        hopes.append(curve.survival(1)[0])
     assert hopes == sorted(hopes)
     assert hopes[-1] > 0.4
 
 
 def test_a_text_that_changed_is_noticed_within_ten_drafts() -> None:
-    survival = learned(0.9, depth=1)
+    curve = learned(0.9, depth=1)
     for _ in range(10):
-        survival.observe(1, 0)
-    assert survival.survival(1)[0] < 0.4
+        curve.observe(1, 0)
+    assert curve.survival(1)[0] < 0.4
     for _ in range(10):
-        survival.observe(1, 1)
-    assert survival.survival(1)[0] > 0.6
+        curve.observe(1, 1)
+    assert curve.survival(1)[0] > 0.6
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 5, 50, 500])
 def test_optimism_hopes_for_more_where_less_was_seen(drafts: int) -> None:
-    survival = learned(0.5, depth=2, drafts=drafts)
-    plain, hopeful = survival.survival(3), survival.survival(3, 0.75)
+    curve = learned(0.5, depth=2, drafts=drafts)
+    plain, hopeful = curve.survival(3), curve.survival(3, 0.75)
     assert all(hope > chance for chance, hope in zip(plain, hopeful, strict=True))
     assert hopeful[0] - plain[0] < 0.75 * 0.5 / (1 + min(drafts, 40)) ** 0.5 + 0.01
     assert max(learned(1.0).survival(4, 3.0)) <= 1.0
@@ -123,8 +123,8 @@ def test_optimism_hopes_for_more_where_less_was_seen(drafts: int) -> None:
 
 @pytest.mark.parametrize("agreed", [2, 3, 5])
 def test_of_copies_the_further_a_draft_gets_the_likelier_is_its_next_token(agreed: int) -> None:
-    survival = AcceptanceCurve(1.0 - 1.0 / agreed, match_length=agreed)
-    chances = survival.survival(12)
+    curve = AcceptanceCurve(1.0 - 1.0 / agreed, match_length=agreed)
+    chances = curve.survival(12)
     hazards = [right / front for right, front in zip(chances, [1.0, *chances], strict=False)]
     for position, hazard in enumerate(hazards):
         wrong = max(1.0 / (agreed + position), MIN_COPY_END_RATE if position else 0.0)
@@ -132,25 +132,25 @@ def test_of_copies_the_further_a_draft_gets_the_likelier_is_its_next_token(agree
 
 
 def test_a_copy_that_ends_early_is_learned_like_any_draft() -> None:
-    survival = AcceptanceCurve(0.8, match_length=5)
+    curve = AcceptanceCurve(0.8, match_length=5)
     for _ in range(100):
-        survival.observe(4, 2)
-    first, second, third = survival.survival(3)
+        curve.observe(4, 2)
+    first, second, third = curve.survival(3)
     assert first > second > 0.96
     assert third < 0.2
 
 
 def test_what_was_seen_in_other_texts_is_soon_outweighed_and_still_says_how_deep() -> None:
-    survival = learned(0.9, depth=6)
-    before = survival.survival(6)
-    survival.discount(4.0)
-    assert survival.evidence == pytest.approx(4.0)
+    curve = learned(0.9, depth=6)
+    before = curve.survival(6)
+    curve.discount(4.0)
+    assert curve.evidence == pytest.approx(4.0)
     # The first guess counts for three, and draws it so far.
-    assert survival.survival(6)[0] == pytest.approx((3 * 0.6 + 4 * before[0]) / 7, abs=0.02)
-    assert survival.survival(6)[5] > 5 * AcceptanceCurve(0.6).survival(6)[5]
+    assert curve.survival(6)[0] == pytest.approx((3 * 0.6 + 4 * before[0]) / 7, abs=0.02)
+    assert curve.survival(6)[5] > 5 * AcceptanceCurve(0.6).survival(6)[5]
     for _ in range(6):
-        survival.observe(1, 0)
-    assert survival.survival(1)[0] < 0.45
+        curve.observe(1, 0)
+    assert curve.survival(1)[0] < 0.45
     little = learned(0.9, drafts=2)
     seen = little.evidence
     little.discount(4.0)
@@ -164,15 +164,15 @@ def test_looking_does_not_change_what_is_expected_and_nothing_learned_is_overloo
     for _ in range(300):
         event, right = dice.randrange(4), dice.randrange(4)
         prior, most = dice.random(), 1.0 + 9.0 * dice.random()
-        for survival in (asked, unasked):
+        for curve in (asked, unasked):
             if event == 0:
-                survival.observe(3, right)
+                curve.observe(3, right)
             elif event == 1:
-                survival.advance(DECAY_INTERVAL_TOKENS)
+                curve.advance(DECAY_INTERVAL_TOKENS)
             elif event == 2:
-                survival.prior = prior
+                curve.prior = prior
             else:
-                survival.discount(most)
+                curve.discount(most)
         found = asked.survival(4)
         assert asked.survival(4) is found
         assert asked.survival(4, 0.5)[0] >= found[0]
@@ -181,9 +181,9 @@ def test_looking_does_not_change_what_is_expected_and_nothing_learned_is_overloo
 
 
 def test_a_few_tokens_do_not_make_it_work_again() -> None:
-    survival = learned(0.8)
-    found = survival.survival(4)
-    survival.advance(DECAY_INTERVAL_TOKENS - 1)
-    assert survival.survival(4) is found
-    survival.advance(1)
-    assert survival.survival(4) is not found
+    curve = learned(0.8)
+    found = curve.survival(4)
+    curve.advance(DECAY_INTERVAL_TOKENS - 1)
+    assert curve.survival(4) is found
+    curve.advance(1)
+    assert curve.survival(4) is not found

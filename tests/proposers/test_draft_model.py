@@ -43,7 +43,7 @@ def test_drafts_are_those_of_a_cold_prefill(case: tuple[str, tuple[int, ...]]) -
     draft, depths = case
     name, prompt = "dense", kit.text_of(7)
     text = [*prompt, *kit.truth(name, prompt, 24)]
-    # Nearly always wrong, past two windows: each draft is taken back.
+    # Nearly always wrong, past two windows: each draft is rolled back.
     watched = WatchedProposer(DraftModel(kit.get(draft).model))
     strategy = ScheduledStrategy([(watched, k) for k in depths])
     tokens = kit.decode(name, strategy, prompt, 24)

@@ -58,7 +58,7 @@ class Run:
 
 
 def check_rows(rows: Sequence[Row], text: Sequence[int], start: int = 0) -> None:
-    """Rows are those of tokens `start` to the end of a text, and `NEXT` behind it."""
+    """Rows are those of tokens `start` to the end of a sequence, and `NEXT` after it."""
     assert [row.position for row in rows] == list(range(start, len(text)))
     assert [row.token for row in rows] == [*text[start + 1 :], NEXT]
     model = kit.get(NAME).model

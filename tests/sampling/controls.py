@@ -93,7 +93,7 @@ class RestFromTheDraft(PlainRejection):
 
 @final
 class LawBeforeFilters(PlainRejection):
-    """Says that drafts were drawn from the law before its filters."""
+    """Says that drafts were drawn from the distribution before its filters."""
 
     @override
     def draft_law(self, logits: mx.array, scores: mx.array) -> mx.array:
@@ -118,7 +118,11 @@ class AnyLawIsALaw(PlainRejection):
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
         p = mx.softmax(self._law.log_weights(logits, positions), axis=-1)
         k = draft.tokens.shape[0]
-        q = mx.exp(mx.concatenate([law for law in draft.laws if law is not None]))
+        q = mx.exp(
+            mx.concatenate(
+                [distribution for distribution in draft.laws if distribution is not None]
+            )
+        )
         coins = self.coins(positions[:k], draft.tokens, p.shape[-1])
         accepted = accepted_prefix(coins * at(q, draft.tokens) < at(p[:k], draft.tokens))
         return Verification(accepted, self.behind(mx.maximum(p[:k] - q, 0), p[k:], positions))
@@ -126,7 +130,7 @@ class AnyLawIsALaw(PlainRejection):
 
 @final
 class RestNotRenormalised(PlainRejection):
-    """Draws from what is left of the target's law as if it summed to one."""
+    """Draws from the residual of the target's distribution as if it summed to one."""
 
     @override
     def behind(self, rest: mx.array, bonus: mx.array, positions: Sequence[int]) -> mx.array:
@@ -137,7 +141,7 @@ class RestNotRenormalised(PlainRejection):
 
 @final
 class RestIsTheTarget(PlainRejection):
-    """Draws from the target's whole law after a rejection."""
+    """Draws from the target's whole distribution after a rejection."""
 
     @override
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:

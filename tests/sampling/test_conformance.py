@@ -1,4 +1,4 @@
-"""Every way of choosing tokens, against the laws of the conformance kit."""
+"""Every way of choosing tokens, against the contracts of the conformance kit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is learned from drafts, position by position."""
+"""What is learned from drafts at each position."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_draft_that_was_right_throughout_says_nothing_of_deeper_ones() -> None
         assert all(new >= old for old, new in zip(before, after, strict=True))
     first, second, third = depths[-1]
     assert first > 0.95
-    # Nobody ever looked there, so that it is taken to be like the one in front of it.
+    # Without evidence it is assumed to be like the previous position.
     assert third / second == pytest.approx(0.95 * second / first, rel=0.02)
 
 
@@ -65,7 +65,7 @@ def test_positions_behind_the_first_mistake_are_not_failures() -> None:
         curve.observe(3, 0)
     first, second, third = curve.survival(3)
     assert first < 0.3
-    # Less sure than before, since drafts in front of them are not what they were; not wrong.
+    # Lower than before, since drafts differ at earlier positions; but not wrong.
     assert second / first > 0.7
     assert third / second > 0.8
 
@@ -158,7 +158,7 @@ def test_what_was_seen_in_other_texts_is_soon_outweighed_and_still_says_how_deep
 
 
 def test_looking_does_not_change_what_is_expected_and_nothing_learned_is_overlooked() -> None:
-    """What was worked out is kept until something is learned, forgotten or expected anew."""
+    """Computed values are cached until evidence or the prior changes."""
     dice = random.Random(5)
     asked, unasked = AcceptanceCurve(0.6, match_length=2), AcceptanceCurve(0.6, match_length=2)
     for _ in range(300):
@@ -176,7 +176,7 @@ def test_looking_does_not_change_what_is_expected_and_nothing_learned_is_overloo
         found = asked.survival(4)
         assert asked.survival(4) is found
         assert asked.survival(4, 0.5)[0] >= found[0]
-        # Whom nobody asked before has to work it out now.
+        # One that was not asked before has to compute it now.
         assert copy.deepcopy(unasked).survival(4) == pytest.approx(found, rel=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""`Adaptive` with lookups: what begins to be found, and what others tell of it."""
+"""`Adaptive` with lookups: match onsets, and priors shared between kinds and proposers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_beginnings_are_counted_where_nothing_was_found_and_one_token_came() -> 
     assert found.probability == pytest.approx(0.05)
     for _ in range(200):
         found.observe(NOTHING, plain=True)
-        found.observe(Outlook(4, 5), plain=False)  # somebody drafted: it is another place
+        found.observe(Outlook(4, 5), plain=False)  # after a draft it is another position
         found.observe(NOTHING, plain=True)
     assert found.probability < 0.001
     for _ in range(200):

@@ -16,7 +16,7 @@ SEEDS: Final = range(6)
 
 
 def first(rounds: Sequence[Round], proposer: str, times: int = 10) -> int:
-    """The first of so many rounds in a row in which somebody drafts."""
+    """The first of so many consecutive rounds with a draft."""
     who = [round.proposer == proposer for round in rounds]
     return next(i for i in range(len(who)) if all(who[i : i + times]))
 
@@ -45,7 +45,7 @@ def test_when_drafts_are_no_longer_right_it_stops_and_when_they_are_again_it_goe
     rounds = world.run(strategy, 500)
     # The nearer to paying, the more rounds it takes to tell, and the less they cost.
     assert parked(rounds) < allowed
-    # Against plain decoding, trials included.
+    # Relative to plain decoding, including exploration.
     assert (world.time - before) / PLAIN < 1.05 * tokens(rounds)
     guesser.right = good
     rounds = world.run(strategy, 1500)
@@ -97,7 +97,7 @@ def test_drafts_that_become_right_are_found_after_any_time(seed: int) -> None:
 def test_they_are_by_the_wall_clock_too() -> None:
     ways = sorted(way_back("wall", seed) for seed in range(100))
     assert ways[50] < 60
-    # One trial in seven is wrong all the same: now and then so are several in a row.
+    # One draft in seven is wrong anyway: sometimes several in a row.
     assert ways[97] < 200
 
 

@@ -46,7 +46,7 @@ def test_drafting_that_becomes_dearer_or_cheaper_is_noticed_within_32_rounds(
     guesser.step = after
     rounds = world.run(strategy, 400)
     assert world.share(rounds[32:]) > 0.92
-    # Less than 15 % is not told from a change of the machine's pace.
+    # Less than 15 % is not distinguished from a change of the machine's speed.
     assert strategy.plain_seconds == pytest.approx(PLAIN, rel=0.16)
 
 

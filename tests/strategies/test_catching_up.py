@@ -1,4 +1,4 @@
-"""`Adaptive` with proposers that take the text in only when they are asked, and a made-up clock."""
+"""`Adaptive` with proposers that keep a backlog, and a simulated clock."""
 
 from __future__ import annotations
 

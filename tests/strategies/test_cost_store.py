@@ -135,7 +135,7 @@ def test_a_file_with_more_in_it_than_is_known_is_read(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_to_is_left_alone(
     place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Not by permissions: whoever runs the tests may be allowed everything.
+    # Not by permissions: the tests may run as root.
     folder = tmp_path / "cache"
     store = CostStore(folder)
     if place == "folder":

@@ -18,7 +18,7 @@ from speculate.strategies.estimates import Candidate, ProposerEstimate
 from tests.strategies.world import Guesser
 
 OTHER: Final = Candidate(ProposerEstimate(Guesser("draft", 0.1, 0.5)), 1, tokens=1.5, time=1.2)
-"""What would be done without a trial: 1.25 tokens in a plain step."""
+"""What would be done without exploration: 1.25 tokens per plain round."""
 
 EXPLORED: Final = Candidate(ProposerEstimate(Guesser("mtp", 0.1, 0.5)), 2, tokens=2.5, time=2.1)
 """Two drafts of which one and a half are expected to be right."""

@@ -1,4 +1,4 @@
-"""What rounds take, and who is blamed when that changes."""
+"""Durations of rounds, and what a change is attributed to."""
 
 from __future__ import annotations
 

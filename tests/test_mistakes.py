@@ -66,9 +66,9 @@ CHAIN: Any = sp.MTPChain
 MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a stock model": (lambda: sp.Decoder(STOCK), OptionError, r"speculate\.adapt\(model\)"),
     "a stock draft": (lambda: sp.DraftModel(STOCK), OptionError, r"speculate\.adapt\(model\)"),
-    "a model drafts": (lambda: sp.Fixed(cast(Any, MODEL), 3), OptionError, "is no proposer"),
+    "a model drafts": (lambda: sp.Fixed(cast(Any, MODEL), 3), OptionError, "is not a proposer"),
     "a class": (lambda: sp.Fixed(CHAIN, 3), OptionError, "MTPChain is a class"),
-    "a list": (lambda: sp.Adaptive(cast(Any, [sp.MTPChain()])), OptionError, "one by one"),
+    "a list": (lambda: sp.Adaptive(cast(Any, [sp.MTPChain()])), OptionError, "separate arguments"),
     "no plan": (lambda: decode(Planless()), sp.SpeculateError, "no Plan but a NoneType"),
     "a list of drafts": (
         lambda: decode(sp.Fixed(cast(Any, Lists()), 2)),

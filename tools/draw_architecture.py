@@ -21,7 +21,7 @@ STEPS: Final = (
     ("plan", "decoding.planner", "Planner.take", "asks the strategy who drafts, and how much"),
     ("propose", "decoding.drafting", "Drafting.draft", "the proposer guesses k tokens"),
     ("forward", "decoding.target", "Target.forward", "the target reads k + 1 rows"),
-    ("accept", "sampling.pipeline", "Pipeline.verify", "how many stand, and what comes next"),
+    ("accept", "sampling.sampler", "TokenSampler.verify", "accepted drafts and the bonus token"),
     ("wait", "decoding.target", "Target.evaluate", "the round's one synchronisation"),
     ("emit", "decoding.token", "tokens_of", "drafts that stand, then the target's own token"),
     ("keep", "decoding.target", "Target.keep", "every cache takes the rest back"),

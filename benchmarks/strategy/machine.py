@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, final
 
 from speculate.protocols import Costs
-from speculate.strategies.timing import interpolated
+from speculate.strategies.round_times import interpolated
 
 CURVES: Final[Mapping[str, Mapping[int, float]]] = {
     "flat": {1: 1.0, 8: 1.0},

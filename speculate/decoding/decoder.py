@@ -31,7 +31,7 @@ from speculate.proposers.prompt_lookup import PromptLookup
 from speculate.protocols import Observer, Proposer, Rollbackable, SpeculativeModel, Strategy
 from speculate.sampling.acceptance import SamplerCallable
 from speculate.sampling.options import Sampling
-from speculate.sampling.sampler import Choosing
+from speculate.sampling.sampler import SamplerFactory
 from speculate.strategies.adaptive import Adaptive
 from speculate.validation import (
     validated_function,
@@ -113,12 +113,12 @@ class Decoder:
         check_stream(stream)
         kv = checked_quantization(kv_bits, kv_group_size, quantized_kv_start)
         chosen = Sampling() if sampling is None else sampling
-        self._choosing = Choosing(chosen, logits_processors)
+        self._samplers = SamplerFactory(chosen, logits_processors)
         self._setup = Setup(
             model=model,
             strategy=strategy,
             drafting=Drafting(strategy, model),
-            sampler=self._choosing.sampler(0),
+            sampler=self._samplers.sampler(0),
             observer=validated_function("observer", observer),
             progress=validated_function("prompt_progress_callback", prompt_progress_callback),
             prefill_step_size=validated_integer("prefill_step_size", prefill_step_size, 1),
@@ -255,7 +255,7 @@ class Decoder:
 
     def _begin_text(self, prompt_tokens: int) -> Setup:
         """The parts for one text: counters from zero, and a sampler with a seed."""
-        sampler, seed = self._choosing.begin_text()
+        sampler, seed = self._samplers.begin_sequence()
         self._stats = Stats(prompt_tokens=prompt_tokens, seed=seed)
         setup = self._setup
         drafting = Drafting(setup.strategy, setup.model)

@@ -1,1 +1,1 @@
-"""Who guesses the next tokens."""
+"""Proposers: they draft the next tokens."""

@@ -1,66 +1,98 @@
-"""When a proposer takes in what it was told: at once, with its next draft, or not yet."""
+"""What model-based proposers share: the chain loop, and the backlog of committed tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 import mlx.core as mx
 
-PROMPT: Final = 64
-"""A commit of so many tokens is part of a prompt. It is taken in at once, as the target does."""
+from speculate.protocols import Choice, Choose, Draft
 
-FLUSH: Final = 1024
-"""Tokens that may wait for the next draft, before they are taken in without one.
+PROMPT_TOKENS: Final = 64
+"""A commit of at least this many tokens is part of a prompt, and is fed at once."""
 
-Who is not asked again until the text ends never pays for them. More would make the next draft wait
-long, and hidden states that wait take memory.
+MAX_BACKLOG: Final = 1024
+"""Tokens at which the backlog is fed even without a draft.
+
+A smaller limit feeds tokens in vain if the proposer is never asked again. A larger one delays the
+next draft, and keeps more hidden states in memory.
 """
 
-CHUNK: Final = 2048
-"""Most waiting tokens that are taken in with one forward, as of a prompt."""
+FLUSH_CHUNK: Final = 2048
+"""Most tokens of the backlog to feed with one forward."""
 
-BATCHED: Final = 12
-"""Most waiting tokens that share a forward with the first token of a draft.
+MAX_SHARED_BACKLOG: Final = 12
+"""Most tokens of the backlog that share a forward with the first step of a draft.
 
-The forward computes logits for each of them, and keeps what it takes to take them back.
+That forward computes logits for each of them, and records what is needed to roll them back.
 """
 
 
 @final
-class Waiting:
-    """Tokens that were told and are not taken in yet.
+class Backlog:
+    """Committed tokens that the proposer has not fed to its model yet.
 
-    They wait on the host: arrays would have to be computed by then, or could not be in a thread
-    where the streams of this one are not known.
+    They are kept on the host: an array would have to be evaluated early, because the next step
+    may run in another thread, where the streams of this one are unknown.
 
     Attributes:
-        ids: In text order.
+        ids: The tokens, in order.
     """
 
     def __init__(self) -> None:
         self.ids: list[int] = []
 
     def add(self, ids: Sequence[int]) -> None:
-        """More tokens."""
+        """Append tokens."""
         self.ids += ids
 
     def tokens(self) -> mx.array:
-        """All of them, `(n,)` uint32."""
+        """All tokens, `(n,)` uint32."""
         return mx.array(self.ids, dtype=mx.uint32)
 
     def first(self) -> mx.array:
-        """As many of them as one forward takes in, `(n,)` uint32."""
-        return mx.array(self.ids[:CHUNK], dtype=mx.uint32)
+        """The first tokens, as many as one forward takes, `(n,)` uint32."""
+        return mx.array(self.ids[:FLUSH_CHUNK], dtype=mx.uint32)
 
-    def in_front_of(self, newest: mx.array) -> mx.array:
-        """All of them, and `newest` `(1,)` behind."""
-        return mx.concatenate([self.tokens(), newest]) if self.ids else newest
+    def before(self, token: mx.array) -> mx.array:
+        """All tokens followed by `token` `(1,)`."""
+        return mx.concatenate([self.tokens(), token]) if self.ids else token
 
-    def is_due(self, told: int) -> bool:
-        """Whether all of them are to be taken in now, behind a commit of so many tokens."""
-        return told >= PROMPT or len(self.ids) >= FLUSH
+    def should_flush(self, committed: int) -> bool:
+        """Whether to feed all tokens now, after a commit of `committed` tokens."""
+        return committed >= PROMPT_TOKENS or len(self.ids) >= MAX_BACKLOG
 
-    def behind(self) -> int:
-        """Tokens that have to be taken in before the next draft; see `CatchesUp`."""
-        return len(self.ids) if len(self.ids) > BATCHED else 0
+    def own_batch(self) -> int:
+        """Number of tokens to feed in a batch of their own before the next draft; or 0.
+
+        See `CatchesUp.behind`.
+        """
+        return len(self.ids) if len(self.ids) > MAX_SHARED_BACKLOG else 0
+
+
+def draft_chain(
+    tokens: mx.array,
+    limit: int,
+    choose: Choose,
+    step: Callable[[mx.array, int], mx.array],
+    arrays: Callable[[], Sequence[mx.array]],
+) -> Draft:
+    """Draft `limit` tokens, each from the logits after the previous one.
+
+    Args:
+        tokens: `(n,)` ids to feed with the first step: backlog and last token.
+        limit: Tokens to draft, at least 1.
+        choose: Chooses a token from a row of logits.
+        step: Feeds the tokens of step number `index`, and returns logits `(1, vocabulary)` of
+            the next token.
+        arrays: Returns the arrays of the caches, to be evaluated with the last step.
+    """
+    chain: list[Choice] = []
+    while len(chain) < limit:
+        chain.append(choose(step(tokens, len(chain)), len(chain)))
+        tokens = chain[-1].token
+        # The device starts this step while the host builds the next one.
+        mx.async_eval(tokens, arrays() if len(chain) == limit else [])
+    drafts = mx.concatenate([choice.token for choice in chain])
+    return Draft(drafts, [choice.law for choice in chain])

@@ -1,4 +1,4 @@
-"""Whether a draft model speaks the target's language."""
+"""A smaller model that drafts for the target, and the check that both share a vocabulary."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import mlx.core as mx
 
 from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import CannotRewindError, OptionError, SpeculateError, VocabularyMismatchError
-from speculate.proposers._chain import Waiting
+from speculate.proposers._chain import Backlog, draft_chain
 from speculate.protocols import (
-    Choice,
     Choose,
     Commit,
     Draft,
@@ -21,18 +20,18 @@ from speculate.protocols import (
 )
 from speculate.validation import refuse, validated_text
 
-SHARED: Final = 0.99
-"""Part of the smaller vocabulary whose tokens must have the same ids in the larger."""
+MIN_SHARED_VOCABULARY: Final = 0.99
+"""Fraction of the smaller vocabulary whose tokens must have the same ids in the larger one."""
 
-PADDING: Final = 1024
-"""Columns by which padding may make two vocabularies differ where no tokenizer is known."""
+MAX_PADDING_COLUMNS: Final = 1024
+"""Columns by which padding may make two vocabularies differ if no tokenizer is known."""
 
 
 def check_vocabularies(target: SpeculativeModel, draft: SpeculativeModel) -> None:
-    """Refuse a draft whose ids mean something else to the target.
+    """Raise if the ids of the draft model mean something else to the target.
 
-    With both tokenizers known the ids of their tokens are compared. Otherwise only the
-    number of columns can be: padding, up to 1024 columns and a quarter, is allowed.
+    If both tokenizers are known, the ids of their tokens are compared. Otherwise only the number
+    of columns is: they may differ by padding of up to 1024 columns, and up to a quarter.
 
     Raises:
         VocabularyMismatchError: The two do not match.
@@ -40,25 +39,25 @@ def check_vocabularies(target: SpeculativeModel, draft: SpeculativeModel) -> Non
     if target.vocabulary is not None and draft.vocabulary is not None:
         small, large = sorted((target.vocabulary, draft.vocabulary), key=len)
         same = sum(large.get(token) == id_ for token, id_ in small.items())
-        if same < SHARED * len(small):
+        if same < MIN_SHARED_VOCABULARY * len(small):
             raise VocabularyMismatchError(
-                f"the draft model's tokenizer is another one: only {same} of {len(small)} tokens "
-                "have the same id in the target's. Use a draft of the target's own family."
+                f"the draft model has a different tokenizer: only {same} of {len(small)} tokens "
+                "have the same id as in the target's. Use a draft model of the target's family."
             )
         return
     few, many = sorted((target.vocab_size, draft.vocab_size))
-    if many - few > min(PADDING, few // 4):
+    if many - few > min(MAX_PADDING_COLUMNS, few // 4):
         raise VocabularyMismatchError(
             f"the draft model has {draft.vocab_size} tokens and the target {target.vocab_size}: "
-            "more than padding explains. Use a draft with the target's tokenizer."
+            "more than padding explains. Use a draft model with the target's tokenizer."
         )
 
 
-def known_to(model: SpeculativeModel, ids: Iterable[int]) -> list[int]:
-    """A text as a model can read it: its last id stands in for those that it does not have.
+def clamp_ids(model: SpeculativeModel, ids: Iterable[int]) -> list[int]:
+    """Replace ids that a model does not have by its last id.
 
-    So every token keeps its position, and one that is missing costs no more than itself. MLX does
-    not check the ids that it looks up: one out of range reads foreign memory, or crashes.
+    Every token keeps its position, so a missing one affects no more than itself. MLX does not
+    check the ids that it looks up: one out of range reads foreign memory, or crashes.
     """
     last = model.vocab_size - 1
     return [min(id_, last) for id_ in ids]
@@ -66,18 +65,22 @@ def known_to(model: SpeculativeModel, ids: Iterable[int]) -> list[int]:
 
 @final
 class DraftModel:
-    """Drafts with another model: any that has an adapter, recurrent or windowed ones too.
+    """Drafts with another model. Any model with an adapter will do, recurrent or windowed.
 
-    Where the draft model has fewer ids than the target, it drafts nothing behind a token that it
-    lacks. Once the text goes on it drafts again, and reads its own last id in that token's place.
-    Ids that only the draft model has are never drafted.
+    If the draft model has fewer ids than the target, it drafts nothing after a token that it
+    lacks. In later rounds it drafts again, and reads its own last id in place of that token. Ids
+    that only the draft model has are never drafted.
 
     Args:
-        draft: The model. It must have the target's tokenizer.
-        cache: Caches of `draft` to work on, from `draft.make_cache()` or adopted. The
-            caller keeps them, and finds in them exactly the committed text after
-            `settle()`, as the draft model reads it. By default the proposer makes its own.
-        name: Tells it apart from other draft models of the same strategy.
+        draft: The draft model. It must have the target's tokenizer.
+        cache: Caches of `draft` to work on, from `draft.make_cache()` or adopted. They stay the
+            caller's; after `settle()` they hold exactly the committed sequence as the draft
+            model reads it. By default the proposer makes its own.
+        name: Distinguishes it from other draft models of the same strategy.
+
+    Raises:
+        OptionError: An option is invalid.
+        SpeculateError: The draft model or its caches cannot be rewound.
     """
 
     def __init__(
@@ -95,25 +98,30 @@ class DraftModel:
         if not isinstance(cache, list | None):
             refuse("cache", "a list, from draft.make_cache(), or None", cache)
         if cache is not None:
-            # Costs an import of mlx-lm, which whoever has caches has paid for already.
+            # Imports mlx-lm, which a caller that has caches has imported already.
             from speculate.backends.adopt import refuse_shared
 
             refuse_shared(cache)
         validated_text("name", name)
         self._draft = draft
         self._name = name
-        self._given = cache
+        self._caller_cache = cache
         self._target: SpeculativeModel | None = None
         self._cache: list[Rollbackable] = []
         self._group = CacheGroup([])
         self._position = 0
-        self._waiting = Waiting()
-        self._in_flight = 0
-        self._undo: list[Callable[[], None]] = []
+        self._backlog = Backlog()
+        self._in_flight = 0  # forwards of the draft in flight
+        self._restore_prefill: list[Callable[[], None]] = []
         started_empty = cache is not None and not any(layer.length() for layer in cache)
-        self._emptied = [layer.checkpoint() for layer in cache or ()] if started_empty else []
-        # A model that cannot be rewound is refused here and not in the middle of a text.
-        self._take(draft.make_cache() if cache is None else cache)
+        self._restore_empty = [layer.checkpoint() for layer in cache or ()] if started_empty else []
+        # A model that cannot be rewound is refused here and not in the middle of a sequence.
+        self._use(draft.make_cache() if cache is None else cache)
+
+    def __repr__(self) -> str:
+        return (
+            f"<DraftModel '{self._name}': {type(self._draft).__name__}, position {self._position}>"
+        )
 
     @property
     def name(self) -> str:
@@ -121,7 +129,7 @@ class DraftModel:
 
     @property
     def fingerprint(self) -> str:
-        """The draft model's; see `Fingerprinted`."""
+        """The draft model's fingerprint, or an empty string; see `Fingerprinted`."""
         return self._draft.fingerprint if isinstance(self._draft, Fingerprinted) else ""
 
     def attach(self, target: SpeculativeModel, /) -> None:
@@ -130,88 +138,84 @@ class DraftModel:
             self._target = target
 
     def begin(self, position: int, /) -> None:
-        if self._given is None:
-            self._take(self._draft.make_cache(position=position))
+        if self._caller_cache is None:
+            self._use(self._draft.make_cache(position=position))
         else:
             self._undo_prefill()
-            self._return_to(position)
-            self._take(self._cache)
-            self._undo = [cache.checkpoint() for cache in self._cache]
+            self._trim_to(position)
+            self._use(self._cache)
+            self._restore_prefill = [cache.checkpoint() for cache in self._cache]
         self._position = position
-        self._waiting, self._in_flight = Waiting(), 0
+        self._backlog, self._in_flight = Backlog(), 0
 
     def look_back(self, ids: Sequence[int], /) -> None:
-        """Take in, with the next draft, what the caches lack of the text in front.
+        """Add the tokens before the sequence that the caches lack to the backlog.
 
-        Only where all of it is known: a text that begins late has other positions.
+        Does nothing unless all of them are known: a cache that starts late has other positions.
         """
-        held = 0 if self._given is None else max(cache.length() for cache in self._cache)
+        held = 0 if self._caller_cache is None else max(cache.length() for cache in self._cache)
         lacking = self._position - held
         missing = list(ids)[-lacking:] if lacking else []
         if not missing or len(missing) < lacking:
             return
-        if self._given is None:
-            self._take(self._draft.make_cache())
-        self._waiting.add(known_to(self._draft, missing))
+        if self._caller_cache is None:
+            self._use(self._draft.make_cache())
+        self._backlog.add(clamp_ids(self._draft, missing))
 
     def position(self) -> int:
         return self._position
 
     def behind(self) -> int:
         """See `CatchesUp`."""
-        return self._waiting.behind()
+        return self._backlog.own_batch()
 
     def commit(self, commit: Commit, /) -> None:
         known = 0
         if self._in_flight:
             accepted = commit.tokens.shape[0] - 1
             known = 1 + min(accepted, self._in_flight - 1) if commit.verdict else 0
-            keep = len(self._waiting.ids) + known
-            # Before they are kept: if an interrupt comes between, the cache is behind, and not
-            # fed some of them twice.
-            self._waiting, self._in_flight = Waiting(), 0
+            keep = len(self._backlog.ids) + known
+            # The backlog is emptied before its tokens are kept: an interrupt between the two
+            # leaves the cache short of tokens, and never with a token fed twice.
+            self._backlog, self._in_flight = Backlog(), 0
             self._group.apply_keep(keep, self._group.plan_keep(keep))
         if known < commit.tokens.shape[0]:
-            self._waiting.add(known_to(self._draft, commit.ids[known:]))
+            self._backlog.add(clamp_ids(self._draft, commit.ids[known:]))
         self._position += commit.tokens.shape[0]
-        if self._waiting.is_due(commit.tokens.shape[0]):
+        if self._backlog.should_flush(commit.tokens.shape[0]):
             self._flush()
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        self._undo = []
-        # The target has no meaning for padding ids beyond its own.
-        columns = self._shared_vocabulary()
+        self._restore_prefill = []
+        # Padding ids beyond the target's own mean nothing to the target.
+        columns = self._shared_columns()
         if self.behind():
             self._flush()
-        # The token is read only where the target has ids that the draft model lacks. The decoder
-        # made it from a number, so that reading it does not wait for the device.
-        if self._target_vocabulary() > columns and cast(int, newest.item()) >= columns:
+        # The token is read only if the target has ids that the draft model lacks. The decoder
+        # made the array from a number, so that reading it does not wait for the device.
+        if self._target_columns() > columns and cast(int, newest.item()) >= columns:
             return Draft(mx.zeros((0,), dtype=mx.uint32))
-        block = self._waiting.in_front_of(newest)
-        drafts: list[Choice] = []
-        while len(drafts) < limit:
-            out = self._draft.forward(block[None], self._cache)
-            self._in_flight = len(drafts) + 1
-            logits = out.logits[:, -1, :columns]
-            drafts.append(choose(logits, len(drafts)))
-            block = drafts[-1].token
-            # The device begins while the next step is written down.
-            mx.async_eval(block, self._arrays() if len(drafts) == limit else [])
-        tokens = mx.concatenate([choice.token for choice in drafts])
-        return Draft(tokens, [choice.law for choice in drafts])
+
+        def step(tokens: mx.array, index: int) -> mx.array:
+            out = self._draft.forward(tokens[None], self._cache)
+            self._in_flight = index + 1
+            return out.logits[:, -1, :columns]
+
+        return draft_chain(self._backlog.before(newest), limit, choose, step, self._arrays)
 
     def settle(self) -> None:
-        self._undo = []
+        self._restore_prefill = []
         self._group.restore()
         self._in_flight = 0
-        if self._given is not None:
+        if self._caller_cache is not None:
             self._flush()
-            owed = self._group.take_owed()
-            if owed is not None:
-                self._draft.forward(owed, self._cache)
+            replay = self._group.take_owed()
+            if replay is not None:
+                self._draft.forward(replay, self._cache)
         mx.eval(self._arrays())
 
-    def _take(self, cache: list[Rollbackable]) -> None:
+    def _use(self, cache: list[Rollbackable]) -> None:
+        """Work on these caches from now on, and record what is fed to them."""
         group = group_of(cache)
         if group is None:
             raise SpeculateError("the draft model's make_cache returned caches without a group")
@@ -220,40 +224,40 @@ class DraftModel:
         self._group.start()
 
     def _undo_prefill(self) -> None:
-        """A prompt was taken in and then given up: the caller's caches are as before it."""
-        for go_back in self._undo:
-            go_back()
-        self._undo = []
+        """Restore the caller's caches after a prompt that was fed and then abandoned."""
+        for restore in self._restore_prefill:
+            restore()
+        self._restore_prefill = []
 
-    def _return_to(self, position: int) -> None:
-        """Take a text back that a caller's cache holds behind `position`, or refuse it."""
+    def _trim_to(self, position: int) -> None:
+        """Trim the caller's caches to `position` tokens, or raise if they cannot be trimmed."""
         held = self._held()
         if held <= position:
             return
-        if position == 0 and self._emptied:
-            for empty in self._emptied:
-                empty()
+        if position == 0 and self._restore_empty:
+            for restore in self._restore_empty:
+                restore()
             return
         if not all(cache.can_trim(held - position) for cache in self._cache):
             raise CannotRewindError(
-                f"the draft model's cache holds {held} tokens of another text, the target's "
-                f"{position}, and it cannot go back so far: pass a fresh one"
+                f"the draft model's cache holds {held} tokens of another sequence, the target's "
+                f"holds {position}, and it cannot be trimmed that far: pass a fresh one"
             )
         for cache in self._cache:
             cache.trim(held - position)
 
     def _flush(self) -> None:
-        """Take in what is committed, without recording: it will not be taken back."""
-        while self._waiting.ids:
-            held, waiting = self._held(), self._waiting.ids
-            tokens = self._waiting.first()
-            self._waiting.ids = waiting[tokens.shape[0] :]
+        """Feed the backlog without recording, because committed tokens are not rolled back."""
+        while self._backlog.ids:
+            held, backlog = self._held(), self._backlog.ids
+            tokens = self._backlog.first()
+            self._backlog.ids = backlog[tokens.shape[0] :]
             self._group.stop()
             try:
                 self._draft.forward(tokens[None], self._cache)
             except BaseException:
                 if self._held() == held:
-                    self._waiting.ids = waiting
+                    self._backlog.ids = backlog
                 raise
             finally:
                 self._group.start()
@@ -263,10 +267,10 @@ class DraftModel:
         """Tokens in the cache."""
         return max(cache.length() for cache in self._cache)
 
-    def _shared_vocabulary(self) -> int:
-        return min(self._draft.vocab_size, self._target_vocabulary())
+    def _shared_columns(self) -> int:
+        return min(self._draft.vocab_size, self._target_columns())
 
-    def _target_vocabulary(self) -> int:
+    def _target_columns(self) -> int:
         return (self._draft if self._target is None else self._target).vocab_size
 
     def _arrays(self) -> list[mx.array]:

@@ -8,9 +8,8 @@ import mlx.core as mx
 
 from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import HeadNotFoundError, SpeculateError
-from speculate.proposers._chain import Waiting
+from speculate.proposers._chain import Backlog, draft_chain
 from speculate.protocols import (
-    Choice,
     Choose,
     Commit,
     Draft,
@@ -24,12 +23,12 @@ from speculate.protocols import (
 
 @final
 class MTPChain:
-    """Drafts with the head that came with the target.
+    """Drafts with the multi-token-prediction head of the target.
 
     Row `i` of the head's cache pairs the target's hidden state of token `i` with token
     `i + 1`, for every committed token. Chain steps beyond the first feed the head its own
-    output; their rows are taken back, and come again with true hidden states in one batch
-    with the first step of the next chain.
+    output; their rows are rolled back, and are fed again with the target's hidden states,
+    together with the first step of the next chain.
     """
 
     def __init__(self) -> None:
@@ -37,9 +36,13 @@ class MTPChain:
         self._cache: list[Rollbackable] = []
         self._group = CacheGroup([])
         self._position = 0
-        self._told: list[Commit] = []  # hidden states that wait for the token behind them
-        self._tokens = Waiting()
-        self._catch_up = 0
+        self._commits: list[Commit] = []  # their hidden states are not fed yet
+        self._backlog = Backlog()
+        self._true_rows = 0  # rows of the draft in flight with the target's hidden states
+
+    def __repr__(self) -> str:
+        head = "no head" if self._head is None else type(self._head).__name__
+        return f"<MTPChain: {head}, position {self._position}>"
 
     @property
     def name(self) -> str:
@@ -47,7 +50,7 @@ class MTPChain:
 
     @property
     def fingerprint(self) -> str:
-        """The head's; see `Fingerprinted`."""
+        """The head's fingerprint, or an empty string; see `Fingerprinted`."""
         head: object = self._head
         return head.fingerprint if isinstance(head, Fingerprinted) else ""
 
@@ -63,87 +66,86 @@ class MTPChain:
 
     def begin(self, position: int, /) -> None:
         self._position = position
-        self._cache = self._the_head().make_cache(position)
+        self._cache = self._attached_head().make_cache(position)
         group = group_of(self._cache)
         if group is None:
             raise SpeculateError("the head's make_cache returned caches without a group")
         self._group = group
         self._group.start()
-        self._told, self._tokens, self._catch_up = [], Waiting(), 0
+        self._commits, self._backlog, self._true_rows = [], Backlog(), 0
 
     def position(self) -> int:
         return self._position
 
     def behind(self) -> int:
         """See `CatchesUp`."""
-        return self._tokens.behind()
+        return self._backlog.own_batch()
 
     def commit(self, commit: Commit, /) -> None:
         self._end_draft()
-        # A waiting hidden state is paired with the next token. Where none waits, the first
-        # token has its row already, or is the first of the text, which has none before it.
-        self._tokens.add(commit.ids if self._told else commit.ids[1:])
-        self._told.append(commit)
+        # A hidden state that is not fed yet is paired with the next token. Without one, the
+        # first token has its row already, or starts the sequence and has no state before it.
+        self._backlog.add(commit.ids if self._commits else commit.ids[1:])
+        self._commits.append(commit)
         self._position += commit.tokens.shape[0]
-        if self._tokens.is_due(commit.tokens.shape[0]):
+        if self._backlog.should_flush(commit.tokens.shape[0]):
             self._flush()
         elif commit.newest is None:
-            # Of a prompt, which nobody else has computed, and this thread may not come again.
+            # The hidden states of a prompt are not computed yet, and the next step may run in
+            # another thread.
             mx.async_eval(commit.hidden)
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        if not self._told:
+        if not self._commits:
             return Draft(mx.zeros((0,), dtype=newest.dtype))
         if self.behind():
             self._flush()
-        state = self._states()
-        tokens = self._tokens.in_front_of(newest)
-        chain: list[Choice] = []
-        while len(chain) < limit:
-            out = self._step(state, tokens)
-            self._catch_up = self._catch_up or tokens.shape[0]
-            chain.append(choose(out.logits[:, -1], len(chain)))
-            state, tokens = out.hidden[:, -1:], chain[-1].token
-            # The device begins while the next step is written down.
-            mx.async_eval(tokens, self._arrays() if len(chain) == limit else [])
-        drafts = mx.concatenate([choice.token for choice in chain])
-        return Draft(drafts, [choice.law for choice in chain])
+        hidden = self._hidden()
+
+        def step(tokens: mx.array, index: int) -> mx.array:
+            nonlocal hidden
+            out = self._step(hidden, tokens)
+            self._true_rows = self._true_rows or tokens.shape[0]
+            hidden = out.hidden[:, -1:]
+            return out.logits[:, -1]
+
+        return draft_chain(self._backlog.before(newest), limit, choose, step, self._arrays)
 
     def settle(self) -> None:
         self._group.restore()
-        self._catch_up = 0
-        mx.eval(self._arrays(), [commit.hidden for commit in self._told])
+        self._true_rows = 0
+        mx.eval(self._arrays(), [commit.hidden for commit in self._commits])
 
     def _end_draft(self) -> None:
-        """Keep the rows with true hidden states, and take back those of the chain."""
-        if self._catch_up:
-            self._group.apply_keep(self._catch_up, self._group.plan_keep(self._catch_up))
-            self._told, self._tokens, self._catch_up = [], Waiting(), 0
+        """Keep the rows with the target's hidden states, and roll back those of the chain."""
+        if self._true_rows:
+            self._group.apply_keep(self._true_rows, self._group.plan_keep(self._true_rows))
+            self._commits, self._backlog, self._true_rows = [], Backlog(), 0
 
     def _flush(self) -> None:
-        """Take in every row whose token is known; the newest hidden state still waits."""
-        hidden = self._states()
-        self._step(hidden[:, :-1], self._tokens.tokens())
+        """Feed every row whose token is known. The last hidden state has no token yet."""
+        hidden = self._hidden()
+        self._step(hidden[:, :-1], self._backlog.tokens())
         self._group.mark()
-        newest = mx.array([self._told[-1].ids[-1]], dtype=mx.uint32)
+        last = mx.array([self._commits[-1].ids[-1]], dtype=mx.uint32)
         state = mx.contiguous(hidden[:, -1:])
-        self._told, self._tokens = [Commit(newest, state)], Waiting()
+        self._commits, self._backlog = [Commit(last, state)], Backlog()
         mx.async_eval(self._arrays(), state)
 
-    def _states(self) -> mx.array:
-        """Those that wait, `(1, n, width)`."""
-        if len(self._told) == 1:
-            return self._told[0].hidden
-        return mx.concatenate([commit.hidden for commit in self._told], axis=1)
+    def _hidden(self) -> mx.array:
+        """Hidden states that are not fed yet, `(1, n, width)`."""
+        if len(self._commits) == 1:
+            return self._commits[0].hidden
+        return mx.concatenate([commit.hidden for commit in self._commits], axis=1)
 
     def _step(self, hidden: mx.array, tokens: mx.array) -> Forward:
         with self._group.block(tokens[None]) as fed:
-            return self._the_head().step(hidden, fed, self._cache)
+            return self._attached_head().step(hidden, fed, self._cache)
 
     def _arrays(self) -> list[mx.array]:
         return [array for cache in self._cache for array in cache.arrays()]
 
-    def _the_head(self) -> MTPHead:
+    def _attached_head(self) -> MTPHead:
         if self._head is None:
-            raise SpeculateError("MTPChain drafts for no model yet: give it to a Decoder")
+            raise SpeculateError("MTPChain is not attached to a model: pass it to a Decoder")
         return self._head

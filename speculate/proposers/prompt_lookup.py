@@ -1,4 +1,4 @@
-"""Where each short run of tokens was followed by another one the last time."""
+"""Drafts by prompt lookup: an n-gram index, and the scores of drafts that were not made."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ import mlx.core as mx
 from speculate.protocols import Choose, Commit, Draft, Hindsight, Outlook, SpeculativeModel
 from speculate.validation import validated_integer, validated_optional_integer, validated_text
 
-BITS: Final = 32
-"""Of an id. An n-gram is one number, its newest token in the lowest bits."""
+ID_BITS: Final = 32
+"""Bits of an id. An n-gram is stored as one integer, its last token in the lowest bits."""
 
-NOTHING: Final = (1 << BITS) - 1
-"""Stands for what is in front of the first token. No id is as large."""
+NO_TOKEN: Final = (1 << ID_BITS) - 1
+"""Stands for the missing tokens before the first one. No id is as large."""
+
+FORECAST_TOKENS: Final = 16
+"""Tokens of a draft that are forecast and scored."""
 
 
 @final
 @attrs.frozen
 class Match:
-    """An earlier occurrence of the end of a text.
+    """An earlier occurrence of the end of the sequence.
 
     Attributes:
-        length: Tokens that agree.
-        distance: Tokens from this occurrence to the end of the text, at least 1.
+        length: Number of equal tokens.
+        distance: Tokens from this occurrence to the end of the sequence, at least 1.
     """
 
     length: int
@@ -36,19 +39,20 @@ class Match:
 
 @final
 class NGramIndex:
-    """A text, and for each n-gram in it the place behind its newest occurrence.
+    """A sequence, and for each of its n-grams the position after the last occurrence.
 
-    An n-gram enters together with the token that follows it. So the end of the text is not
-    among the occurrences, and what is found always goes on. A token costs one entry for
-    each length, however long the text is.
+    An n-gram is added together with the token that follows it, so the end of the sequence is
+    not among the occurrences, and every occurrence has a continuation. A token adds one entry
+    per n-gram length, however long the sequence is.
 
     Args:
-        shortest: Tokens of the shortest n-grams.
-        longest: Tokens of the longest ones.
-        window: Tokens at the end of the text in which an occurrence must lie; `None`: all.
+        shortest: Length of the shortest n-grams, in tokens.
+        longest: Length of the longest n-grams, in tokens.
+        window: Tokens at the end of the sequence that must contain an occurrence; `None` for
+            the whole sequence.
 
     Attributes:
-        text: The ids.
+        ids: The sequence.
     """
 
     def __init__(self, shortest: int, longest: int, window: int | None) -> None:
@@ -57,139 +61,135 @@ class NGramIndex:
         self.clear()
 
     def clear(self) -> None:
-        """Begin an empty text."""
-        self.text: array[int] = array("I")
+        """Start an empty sequence."""
+        self.ids: array[int] = array("I")
         self._tables: list[tuple[int, int, dict[int, int]]] = [
-            (length, (1 << BITS * length) - 1, {}) for length in self._lengths
+            (length, (1 << ID_BITS * length) - 1, {}) for length in self._lengths
         ]
         self._widest = self._tables[0][1]
-        self._ending = self._widest  # the longest n-gram at the end: NOTHING, many times
+        self._ending = self._widest  # the longest n-gram at the end: NO_TOKEN, repeated
 
     def append(self, token: int) -> None:
-        """The text goes on with this id."""
-        place = len(self.text)
-        for _, mask, places in self._tables:
-            places[self._ending & mask] = place
-        self.text.append(token)
+        """Append an id to the sequence."""
+        position = len(self.ids)
+        for _, mask, positions in self._tables:
+            positions[self._ending & mask] = position
+        self.ids.append(token)
         self._ending = self._ending_with(token)
 
-    def find(self, newest: int | None = None) -> Match | None:
-        """The newest among the longest earlier occurrences of the end of the text.
+    def find(self, last_token: int | None = None) -> Match | None:
+        """The most recent among the longest earlier occurrences of the end of the sequence.
 
         Args:
-            newest: A token to look at as if it were appended.
+            last_token: An id to treat as if it were appended.
         """
-        end, ending = len(self.text), self._ending
-        if newest is not None:
-            end, ending = end + 1, self._ending_with(newest)
-        for length, mask, places in self._tables:
-            place = places.get(ending & mask)
-            # Not in the index yet: the n-gram that `newest` itself follows.
-            if newest is not None and not (ending ^ self._ending) & mask:
-                place = end - 1
-            if place is not None and self._in_window(end - place + length):
-                return Match(length, end - place)
+        end, ending = len(self.ids), self._ending
+        if last_token is not None:
+            end, ending = end + 1, self._ending_with(last_token)
+        for length, mask, positions in self._tables:
+            position = positions.get(ending & mask)
+            # The n-gram that `last_token` itself follows is not in the index yet.
+            if last_token is not None and not (ending ^ self._ending) & mask:
+                position = end - 1
+            if position is not None and self._in_window(end - position + length):
+                return Match(length, end - position)
         return None
 
     def _ending_with(self, token: int) -> int:
-        return (self._ending << BITS | token) & self._widest
+        return (self._ending << ID_BITS | token) & self._widest
 
     def _in_window(self, reach: int) -> bool:
         return self._window is None or reach <= self._window
 
 
-LONGEST: Final = 16
-"""Tokens of a draft that are foreseen, and compared with the text."""
-
-
 @final
-class Outlooks:
-    """Compares the drafts that could have been made with the text that came.
+class DraftScorer:
+    """Compares the drafts that could have been made with the tokens that followed.
 
-    A copy from `distance` tokens back is right for as long as the text repeats itself at that
-    distance. So all that were opened at one distance, as in a long quotation, live and end
-    together, and a token is looked at once for each distance that is still open.
+    A copy from `distance` tokens back is right for as long as the sequence repeats itself at
+    that distance. All drafts opened at one distance, as in a long quotation, therefore end
+    together, and each token is compared once per open distance.
     """
 
     def __init__(self) -> None:
-        self._open: dict[int, deque[tuple[int, int]]] = {}  # at each distance: kind, start
-        self._found: dict[tuple[int, int], list[int]] = {}  # kind, position: compared, right
+        self._open: dict[int, deque[tuple[int, int]]] = {}  # distance -> (kind, start)
+        self._scores: dict[tuple[int, int], list[int]] = {}  # (kind, position) -> compared, right
 
     def open(self, kind: int, distance: int, end: int) -> None:
-        """A draft could be made now.
+        """Start scoring a draft that could be made now.
 
         Args:
             kind: See `Outlook`.
-            distance: From how many tokens back it copies.
-            end: Tokens of the text.
+            distance: Tokens back to the start of the copy.
+            end: Length of the sequence, in tokens.
         """
         self._open.setdefault(distance, deque()).append((kind, end))
 
-    def compare(self, text: Sequence[int], token: int) -> None:
-        """This id comes next in the text."""
-        end = len(text)
-        for distance, same in list(self._open.items()):
-            right = text[end - distance] == token
-            for kind, start in same:
-                found = self._found.setdefault((kind, end - start), [0, 0])
-                found[0] += 1
-                found[1] += right
-            if right and end - same[0][1] + 1 == LONGEST:
-                same.popleft()
-            if not right or not same:
+    def observe(self, ids: Sequence[int], token: int) -> None:
+        """Compare all open drafts with `token`, which follows the sequence `ids`."""
+        end = len(ids)
+        for distance, drafts in list(self._open.items()):
+            right = ids[end - distance] == token
+            for kind, start in drafts:
+                score = self._scores.setdefault((kind, end - start), [0, 0])
+                score[0] += 1
+                score[1] += right
+            if right and end - drafts[0][1] + 1 == FORECAST_TOKENS:
+                drafts.popleft()
+            if not right or not drafts:
                 del self._open[distance]
 
-    def close(self) -> None:
-        """The text ends, or somebody else writes what comes next."""
+    def reset(self) -> None:
+        """Drop all open drafts: the next tokens are not the target's, or of another sequence."""
         self._open.clear()
 
     def drain(self) -> Sequence[Hindsight]:
-        """What was found since the last call."""
-        found = [Hindsight(*place, *counts) for place, counts in self._found.items()]
-        self._found.clear()
-        return found
+        """Return the scores since the last call."""
+        scores = [Hindsight(*place, *counts) for place, counts in self._scores.items()]
+        self._scores.clear()
+        return scores
 
 
 @final
 @attrs.frozen
-class Run:
-    """Places in a row at which the same distance was found.
+class CopyRun:
+    """Consecutive positions with a match at the same distance.
 
     Attributes:
-        distance: Tokens; 0 where nothing was found.
-        length: Places.
+        distance: Distance of the matches, in tokens; 0 without a match.
+        length: Number of positions.
     """
 
     distance: int = 0
     length: int = 0
 
-    def after(self, match: Match | None) -> Run:
-        """With what is found one token on."""
+    def after(self, match: Match | None) -> CopyRun:
+        """The run one token later, given the match there."""
         if match is None:
-            return Run()
-        return Run(match.distance, self.length + 1 if match.distance == self.distance else 1)
+            return CopyRun()
+        return CopyRun(match.distance, self.length + 1 if match.distance == self.distance else 1)
 
 
 @final
 class PromptLookup:
-    """Drafts by lookup: finds the end of the text earlier in it, and copies what came then.
+    """Drafts by lookup: finds an earlier occurrence of the last tokens, and copies what followed.
 
-    The longest end that occurred before counts, up to `max_ngram` tokens, and of several
-    occurrences the newest. A copy that reaches the end of the text goes on with itself, so
-    that a text which repeats is continued as often as asked for. Where not even the last
-    `min_ngram` tokens occurred before the draft is empty.
+    The longest match counts, up to `max_ngram` tokens, and the most recent one among several. A
+    copy that reaches the end of the sequence continues with itself, so that a repetition is
+    drafted to any depth. If not even the last `min_ngram` tokens occurred before, the draft is
+    empty.
 
-    Needs no model and no head, and drafts for any target. Time for a token does not depend
-    on the length of the text.
+    Needs no model and no head, and drafts for any target. The time per token does not depend on
+    the length of the sequence.
 
     Args:
-        max_ngram: Most tokens to look for.
-        min_ngram: Fewest tokens that must agree.
-        window: Search the newest tokens of the text only, so many; by default all of it.
-        name: Tells it apart from other lookups of the same strategy.
+        max_ngram: Most tokens to match.
+        min_ngram: Fewest tokens to match.
+        window: Number of tokens at the end of the sequence to search; by default all.
+        name: Distinguishes it from other lookups of the same strategy.
 
     Raises:
-        OptionError: An option cannot be used.
+        OptionError: An option is invalid.
     """
 
     def __init__(
@@ -206,88 +206,98 @@ class PromptLookup:
         window = validated_optional_integer("window", window, fewest + 1, note=more)
         validated_text("name", name)
         self._name = name
+        self._ngrams = fewest, most
+        self._window = window
         self._index = NGramIndex(fewest, most, window)
-        self._outlooks = Outlooks()
-        self._longest = most
-        self._under_way = Run()
-        self._unseen = 0
-        self._newest: int | None = None
+        self._scorer = DraftScorer()
+        self._copy_run = CopyRun()
+        self._skipped = 0
+        self._last_token: int | None = None
+
+    def __repr__(self) -> str:
+        fewest, most = self._ngrams
+        window = "" if self._window is None else f", window {self._window}"
+        return (
+            f"<PromptLookup '{self._name}': n-grams of {fewest} to {most} tokens{window}, "
+            f"position {self.position()}>"
+        )
 
     @property
     def name(self) -> str:
         return self._name
 
     def attach(self, target: SpeculativeModel, /) -> None:
-        """Drafts for any model."""
+        """Does nothing: it drafts for any model."""
 
     def begin(self, position: int, /) -> None:
-        self._outlooks.close()
+        self._scorer.reset()
         self._index.clear()
-        self._under_way = Run()
-        self._unseen, self._newest = position, None
+        self._copy_run = CopyRun()
+        self._skipped, self._last_token = position, None
 
     def position(self) -> int:
-        return self._unseen + len(self._index.text)
+        return self._skipped + len(self._index.ids)
 
     def look_back(self, ids: Sequence[int], /) -> None:
-        self._read(ids)
-        self._unseen -= len(ids)
+        self._index_prompt(ids)
+        self._skipped -= len(ids)
 
     def commit(self, commit: Commit, /) -> None:
         if commit.verdict is None and len(commit.ids) > 1:
-            self._read(commit.ids)
+            self._index_prompt(commit.ids)
         else:
-            self._follow(commit.ids)
-        self._newest = commit.newest
+            self._index_output(commit.ids)
+        self._last_token = commit.newest
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        # It was made from a number, so that reading it waits for nothing.
-        token = cast(int, newest.item()) if self._newest is None else self._newest
+        # The array was made from a number, so that reading it does not wait for the device.
+        token = cast(int, newest.item()) if self._last_token is None else self._last_token
         match = self._index.find(token)
         if match is None:
             return Draft(mx.zeros((0,), dtype=mx.uint32))
-        start = len(self._index.text) + 1 - match.distance
-        copy = [*self._index.text[start : start + limit], token]
+        start = len(self._index.ids) + 1 - match.distance
+        copy = [*self._index.ids[start : start + limit], token]
         copy *= -(-limit // len(copy))
         return Draft(mx.array(copy[:limit], dtype=mx.uint32))
 
     def settle(self) -> None:
-        self._newest = None
+        self._last_token = None
 
     def outlook(self) -> Outlook:
-        match = self._index.find(self._newest)
+        match = self._index.find(self._last_token)
         if match is None:
             return Outlook(0, 0)
-        run = self._under_way if self._newest is None else self._under_way.after(match)
-        return Outlook(self._kind(match, run), LONGEST)
+        run = self._copy_run if self._last_token is None else self._copy_run.after(match)
+        return Outlook(self._kind(match, run), FORECAST_TOKENS)
 
     def hindsight(self) -> Sequence[Hindsight]:
-        return self._outlooks.drain()
+        return self._scorer.drain()
 
-    def _read(self, ids: Sequence[int]) -> None:
-        """Take in what the target did not write."""
-        self._outlooks.close()
-        self._under_way = Run()
+    def _index_prompt(self, ids: Sequence[int]) -> None:
+        """Add tokens that the target did not generate, without scoring drafts of them."""
+        self._scorer.reset()
+        self._copy_run = CopyRun()
         for token in ids:
             self._index.append(token)
 
-    def _follow(self, ids: Sequence[int]) -> None:
-        """Take in what the target wrote, and how well it could have been foreseen."""
+    def _index_output(self, ids: Sequence[int]) -> None:
+        """Add generated tokens, and score the drafts that would have been made of them."""
         index = self._index
         for token in ids:
-            self._outlooks.compare(index.text, token)
+            self._scorer.observe(index.ids, token)
             index.append(token)
             match = index.find()
-            self._under_way = self._under_way.after(match)
+            self._copy_run = self._copy_run.after(match)
             if match is not None:
-                kind = self._kind(match, self._under_way)
-                self._outlooks.open(kind, match.distance, len(index.text))
+                kind = self._kind(match, self._copy_run)
+                self._scorer.open(kind, match.distance, len(index.ids))
 
-    def _kind(self, match: Match, run: Run) -> int:
-        """Tokens that agree; one more where a copy was right for as long as is looked for.
+    def _kind(self, match: Match, run: CopyRun) -> int:
+        """The length of the match, plus one if the copy was right for `max_ngram` tokens.
 
-        At first sight a long match says less: behind a change, what follows is often a quotation
-        of something else, by chance.
+        A long match that was only just found says less: after an edit, the following tokens
+        often match some other passage by chance.
         """
-        full = match.length == self._longest and run.length >= self._longest
+        longest = self._ngrams[1]
+        full = match.length == longest and run.length >= longest
         return match.length + full

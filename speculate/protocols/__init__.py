@@ -1,4 +1,4 @@
-"""What a part must do. Imports `mlx.core`, `attrs` and `typing_extensions`, nothing else."""
+"""Contracts between parts. Imports `mlx.core`, `attrs` and `typing_extensions` only."""
 
 from speculate.protocols.cache import Deferred as Deferred
 from speculate.protocols.cache import DefersRollback as DefersRollback

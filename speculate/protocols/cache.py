@@ -1,4 +1,4 @@
-"""What a layer's cache must do so that tokens can be taken back."""
+"""The contract of a layer's cache that can roll back rejected drafts."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,102 +7,103 @@ import mlx.core as mx
 from typing_extensions import Protocol, runtime_checkable
 
 Entries = Sequence[mx.array | None]
-"""The entries of a state cache, in slot order; `None` where nothing was written yet."""
+"""The entries of a state cache, in slot order; `None` for a slot not written yet."""
 
 
 @attrs.frozen(eq=False)
 class Deferred:
-    """A rewind that is noted, and carried out only if somebody reads the entries.
+    """A rewind that is recorded, and carried out only when the entries are read.
 
     Attributes:
-        restore: What the layer recorded: `restore(m)` gives the entries after the first `m`
+        restore: The layer's record: `restore(m)` returns the entries after the first `m`
             tokens of a block.
-        num_tokens: That `m`.
+        num_tokens: The `m` to restore.
     """
 
     restore: Callable[[int], Entries]
     num_tokens: int
 
     def entries(self) -> Entries:
-        """Carry it out."""
+        """Carry out the rewind and return the entries."""
         return self.restore(self.num_tokens)
 
 
 @runtime_checkable
 class Trimmable(Protocol):
-    """A cache that can forget its newest tokens.
+    """A cache that can drop its last tokens.
 
-    Law: feeding `xs + ys` and trimming `len(ys)` equals feeding `xs`.
+    Contract: feeding `xs + ys` and trimming `len(ys)` equals feeding `xs`.
     """
 
     def is_trimmable(self) -> bool:
-        """Whether `trim` can take anything back in the present state."""
+        """Whether `trim` can remove tokens in the current state."""
 
     def trim(self, n: int, /) -> int:
-        """Forget the newest `n` tokens and return `n`.
+        """Drop the last `n` tokens and return `n`.
 
         Raises:
-            RewindError: `n` is negative, or more than can be taken back. Neither this
-                cache nor any other of its group has changed.
+            RewindError: `n` is negative or exceeds what can be trimmed. Neither this cache
+                nor any other of its group has changed.
         """
 
 
 @runtime_checkable
 class Rollbackable(Trimmable, Protocol):
-    """A cache that records, while speculating, what it needs to take tokens back.
+    """A cache that records, while speculating, what it needs to roll back.
 
-    Law: between `start_speculation` and `stop_speculation` an exact `trim(n)` is possible
-    for every `n` up to the tokens fed since the start (64 of them at least).
-    Law: blocks, single steps and any mix of trims that leave the same text leave the
-    same cache, bit for bit.
+    Contract: between `start_speculation` and `stop_speculation` an exact `trim(n)` is possible
+    for every `n` up to the number of tokens fed since the start, and at least up to 64.
+    Contract: any mix of blocks, single steps and trims that ends at the same sequence leaves
+    the same cache, bit for bit.
     """
 
     def length(self) -> int:
-        """Tokens fed so far and not taken back; a window may store fewer."""
+        """Tokens fed and not trimmed; a windowed cache may store fewer."""
 
     def can_trim(self, n: int, /) -> bool:
-        """Whether `trim(n)` would succeed now. True for 0, false below."""
+        """Whether `trim(n)` would succeed now. True for 0, false for negative `n`."""
 
     def start_speculation(self) -> None:
-        """Begin to record. Drops whatever was recorded before."""
+        """Start recording. Drops all earlier records."""
 
     def stop_speculation(self) -> None:
-        """Stop recording and drop every record. The content stays."""
+        """Stop recording and drop all records. The content is unchanged."""
 
     def checkpoint(self) -> Callable[[], None]:
-        """Hold on to the present, by reference; calling the result returns to it.
+        """Keep the current state by reference; calling the result restores it.
 
-        However much was fed since, as long as nothing from before it was taken back. It
-        also drops what was recorded. Costs no copy, and keeps alive what is replaced.
+        Restoring works however many tokens were fed since, as long as none from before the
+        checkpoint was trimmed, and drops all records. Nothing is copied; replaced arrays stay
+        alive with the checkpoint.
         """
 
     def arrays(self) -> list[mx.array]:
-        """Every array the cache holds, for one evaluation over all layers."""
+        """All arrays of the cache, so that all layers can be evaluated in one call."""
 
     def hand_back(self) -> object:
-        """Move the content into a cache of mlx-lm's own type and return that.
+        """Move the content into a cache of mlx-lm's own type and return it.
 
-        Where this cache was adopted from one, the same object is refilled, unless
-        its type had to change. This cache is empty afterwards.
+        If this cache was adopted from an mlx-lm cache, that object is refilled unless its
+        type had to change. This cache is empty afterwards.
         """
 
 
 @runtime_checkable
 class RecordsRollback(Rollbackable, Protocol):
-    """A state cache that cannot be cut, and so is told by its layer how to get back."""
+    """A state cache that cannot be trimmed by itself: its layer supplies how to restore it."""
 
     def record_rollback(
         self, num_tokens: int, restore: Callable[[int], Entries], snapshot: Entries, /
     ) -> None:
-        """Say how to take back the newest `num_tokens` tokens.
+        """Record how to roll back the last `num_tokens` tokens.
 
-        A layer calls this after it has written its new entries, only while `recording()`.
+        A layer calls this after writing its new entries, and only while `recording()`.
 
         Args:
             num_tokens: Tokens that the layer just consumed.
-            restore: `restore(m)` gives the entries after the first `m` of them, exactly,
-                for `0 < m < num_tokens`.
-            snapshot: The entries before them, by reference.
+            restore: `restore(m)` returns the exact entries after the first `m` of these
+                tokens, for `0 < m < num_tokens`.
+            snapshot: The entries before these tokens, by reference.
         """
 
     def recording(self) -> bool:
@@ -111,19 +112,19 @@ class RecordsRollback(Rollbackable, Protocol):
 
 @runtime_checkable
 class DefersRollback(RecordsRollback, Protocol):
-    """A state cache that only notes a rewind, so that its layer may go on without carrying it out.
+    """A state cache that defers a rewind, so that its layer may continue without carrying it out.
 
-    Law: whether a layer reads the entries or goes on from `deferred()`, the next entries are
-    the same, bit for bit.
+    Contract: the next entries are the same, bit for bit, whether a layer reads the entries or
+    continues from `deferred()`.
     """
 
     def deferred(self) -> Deferred | None:
-        """The rewind that is noted at present. A layer that goes on from it calls `replace`."""
+        """The deferred rewind, if any. A layer that continues from it calls `replace`."""
 
     def replace(self, entries: Entries, /) -> None:
-        """Write all entries. Those that a noted rewind would have restored are never made."""
+        """Write all entries. A deferred rewind is then never carried out."""
 
     def record_rollback(
         self, num_tokens: int, restore: Callable[[int], Entries], snapshot: Entries | Deferred, /
     ) -> None:
-        """As in `RecordsRollback`; the state before the tokens may itself be deferred."""
+        """As in `RecordsRollback`; `snapshot` may itself be a deferred rewind."""

@@ -1,4 +1,4 @@
-"""What a model and its multi-token-prediction head must do."""
+"""The contracts of a model and of its multi-token-prediction head."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing_extensions import Protocol, runtime_checkable
 from speculate.protocols.cache import Rollbackable
 
 Recurrence = Literal["ops", "kernel"]
-"""How a recurrent layer runs a block, and with it how the block is taken back.
+"""How a recurrent layer runs a block, which determines how the block is rolled back.
 
-`"ops"`: step by step, as a loop of operations. Every state exists anyway, and is kept by
-reference. `"kernel"`: all rows at once. The rows that stay run again in front of the next
-block's own.
+`"ops"` runs step by step, as a loop of operations; every intermediate state exists and is kept
+by reference. `"kernel"` runs all rows at once; the accepted rows are replayed before the rows of
+the next block.
 """
 
 
@@ -26,7 +26,7 @@ class Forward:
 
     Attributes:
         logits: `(1, T, vocabulary)`, unnormalised, in the model's dtype.
-        hidden: `(1, T, width)`, the trunk's output after its final norm.
+        hidden: `(1, T, width)`, the trunk's output after its final norm, in the model's dtype.
     """
 
     logits: mx.array
@@ -34,7 +34,7 @@ class Forward:
 
 
 class StockModel(Protocol):
-    """A language model of mlx-lm, as far as this package needs to know it."""
+    """The parts of an mlx-lm language model that this package uses."""
 
     def __call__(self, inputs: mx.array, /, cache: list[object] | None = None) -> mx.array:
         """Logits `(1, T, vocabulary)` for tokens `(1, T)`; advances `cache`."""
@@ -45,36 +45,36 @@ class StockModel(Protocol):
 
 
 class MTPHead(Protocol):
-    """A head that guesses the token after the next one.
+    """A head that predicts the token after the next one.
 
     Row `i` of its cache pairs the trunk's hidden state of token `i` with token `i + 1`.
 
-    Law: one `step` over `T` rows equals `T` steps over one row each.
+    Contract: one `step` over `T` rows equals `T` steps over one row each.
     """
 
     def make_cache(self, position: int = 0) -> list[Rollbackable]:
-        """A fresh cache whose first row stands for text position `position`."""
+        """A fresh cache whose first row belongs to sequence position `position`."""
 
     def step(self, hidden: mx.array, tokens: mx.array, cache: list[Rollbackable], /) -> Forward:
-        """One pass of the head: a batched catch-up, or one step of a chain.
+        """One forward of the head: a batch of committed tokens, or one step of a chain.
 
         Args:
-            hidden: `(1, T, width)`, the trunk's post-norm output of the tokens one place
-                before `tokens`; in a chain, the head's own `hidden` of the step before.
+            hidden: `(1, T, width)`, the trunk's post-norm output of the tokens one position
+                before `tokens`; in a chain, the head's own `hidden` of the previous step.
             tokens: `(1, T)` ids.
             cache: From `make_cache`; advanced by `T` rows.
 
         Returns:
-            Logits of the tokens one place after `tokens`, and the head's post-norm output.
+            Logits of the tokens one position after `tokens`, and the head's post-norm output.
         """
 
 
 @runtime_checkable
 class SpeculativeModel(Protocol):
-    """A causal language model whose caches can take tokens back.
+    """A causal language model whose caches can roll back.
 
-    Law: `forward` gives what the stock model gives, bit for bit on the CPU backend.
-    Law: one block of `T` tokens equals `T` single steps, up to floating point.
+    Contract: `forward` returns what the stock model returns, bit for bit on the CPU backend.
+    Contract: one block of `T` tokens equals `T` single steps, up to floating point.
     """
 
     @property
@@ -83,7 +83,7 @@ class SpeculativeModel(Protocol):
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end a text; empty where the model was not loaded with a tokenizer."""
+        """Ids that end a sequence; empty if the model was loaded without a tokenizer."""
 
     @property
     def head(self) -> MTPHead | None:
@@ -91,27 +91,26 @@ class SpeculativeModel(Protocol):
 
     @property
     def vocabulary(self) -> Mapping[str, int] | None:
-        """Token strings and their ids; `None` where no tokenizer is known."""
+        """Token strings and their ids; `None` if no tokenizer is known."""
 
     def make_cache(
         self, max_kv_size: int | None = None, *, position: int = 0
     ) -> list[Rollbackable]:
-        """A fresh, empty cache, one entry a layer, all of one group.
+        """A fresh, empty cache: one entry per layer, all in one group.
 
         Args:
-            position: Text position of the first token to be fed, for a cache that starts
+            max_kv_size: Rows to keep per layer, always including the first four; for models
+                that do not choose their own caches. `None` keeps all.
+            position: Sequence position of the first token to be fed, for a cache that starts
                 late.
-            max_kv_size: Rows to keep a layer (the first four always), for models that do
-                not choose their caches themselves.
         """
 
     def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
-        """Move the content of mlx-lm caches into caches that can take tokens back.
+        """Move the content of mlx-lm caches into caches that can roll back.
 
         Raises:
-            CannotRewindError: A layer's cache is of a kind that nothing here can rewind.
-                Nothing was moved.
-            SpeculateError: One cache stands for two layers. Nothing was moved.
+            CannotRewindError: No backend can rewind the cache of a layer. Nothing was moved.
+            SpeculateError: Two layers share one cache. Nothing was moved.
         """
 
     def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
@@ -120,8 +119,8 @@ class SpeculativeModel(Protocol):
 
 @runtime_checkable
 class Fingerprinted(Protocol):
-    """A model, a head or a proposer whose costs may be remembered under a name."""
+    """A model, a head or a proposer whose measured costs can be stored under a name."""
 
     @property
     def fingerprint(self) -> str:
-        """The same in every process for weights of the same shapes and formats."""
+        """A key that is the same in every process for weights of the same shapes and formats."""

@@ -1,4 +1,4 @@
-"""What a proposer must do: guess the next tokens, and stay in step with the text."""
+"""The contract of a proposer: draft the next tokens, and stay in step with the sequence."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -12,12 +12,12 @@ from speculate.protocols.model import SpeculativeModel
 
 @attrs.frozen(eq=False)
 class Choice:
-    """A token that was picked for a draft.
+    """A token that was chosen for a draft.
 
     Attributes:
         token: `(1,)` id.
-        law: `(1, vocabulary)` float32 log-probabilities that it was drawn from, filters
-            included; `None` where the way drafts are judged does not need it.
+        law: `(1, vocabulary)` float32 log-probabilities that it was drawn from, after
+            filters; `None` if verification does not need them.
     """
 
     token: mx.array
@@ -25,25 +25,25 @@ class Choice:
 
 
 Choose = Callable[[mx.array, int], Choice]
-"""`choose(logits (1, vocabulary), index)` picks draft number `index` on the device."""
+"""`choose(logits (1, vocabulary), index)` chooses drafted token number `index` on the device."""
 
 
 @attrs.frozen(eq=False)
 class Draft:
-    """Guesses for the tokens after the newest one.
+    """Drafted tokens that may follow the last token.
 
-    Nothing in it changes the text, with one exception. Ids that the target does not have, and
-    laws that are none, are rejected: a law that is not finite, does not add up to 1, or gives
-    its own token no probability. But where drafts are judged by their laws (modes "rejection"
-    and "block"), a law that is a law and not the one that the token was drawn from shifts the
-    text's distribution, and nobody can tell. Call `choose` once for each place of a draft, in
-    order, and pass on what it gives.
+    A draft cannot change the output, with one exception. Ids that the target does not have are
+    rejected, and so is a token whose log-probabilities are not finite, do not sum to 1 or give
+    it no probability. But the modes "rejection" and "block" verify drafts by these
+    log-probabilities: a valid distribution that is not the one the token was drawn from biases
+    the output, and this cannot be detected. Call `choose` once for each token of a draft, in
+    order, and pass on its results unchanged.
 
     Attributes:
-        tokens: `(k,)` ids, on the device; `k` may be less than was asked for, even 0.
-        laws: The law that each token was really drawn from, as `Choose` gave it: `(1, n)`
-            float32 log-probabilities; `None` for a token that was not drawn but certain.
-            Empty means that all were certain.
+        tokens: `(k,)` ids, on the device; `k` may be less than the limit, even 0.
+        laws: For each token, the log-probabilities that it was drawn from, as returned by
+            `Choose`: `(1, n)` float32, or `None` for a token that was not drawn at random.
+            Empty if no token was drawn at random.
     """
 
     tokens: mx.array
@@ -52,12 +52,12 @@ class Draft:
 
 @attrs.frozen
 class Verdict:
-    """What became of a draft.
+    """The outcome of a draft.
 
     Attributes:
-        proposer: Name of whoever drafted.
-        drafted: Tokens that were drafted.
-        accepted: How many of them the target agreed with and were emitted.
+        proposer: Name of the proposer that drafted.
+        drafted: Number of drafted tokens.
+        accepted: Number of them that were accepted and emitted.
     """
 
     proposer: str
@@ -67,13 +67,13 @@ class Verdict:
 
 @attrs.frozen(eq=False)
 class Commit:
-    """Tokens that the target has consumed and that will not be taken back.
+    """Tokens that the target has consumed and that will not be rolled back.
 
     Attributes:
-        tokens: `(m,)` ids, in text order.
-        verdict: What became of this round's draft; `None` in prefill and where none was made.
-        newest: The id that was emitted behind them and is not consumed yet, where it is
-            known by now; `None` in prefill, and when the next step was launched ahead.
+        tokens: `(m,)` ids, in order.
+        verdict: The outcome of this round's draft; `None` in prefill and without a draft.
+        newest: The id that was emitted after them and is not consumed yet, if it is known;
+            `None` in prefill and when the next forward was launched as lookahead.
     """
 
     tokens: mx.array
@@ -84,25 +84,25 @@ class Commit:
 
     @property
     def hidden(self) -> mx.array:
-        """`(1, m, width)`, the target's post-norm output of each.
+        """The target's post-norm outputs of the tokens, `(1, m, width)`.
 
-        May be made with more rows, those of drafts that fell: they are cut off when this is
-        read, so that it costs nobody who does not.
+        The array may hold more rows, those of rejected drafts. They are cut off on access, so
+        that proposers that do not read hidden states do not pay for the slice.
         """
         rows = self.tokens.shape[0]
         return self._hidden if self._hidden.shape[1] == rows else self._hidden[:, :rows]
 
     @property
     def ids(self) -> Sequence[int]:
-        """The tokens on the host. A decoder has read them already; else this synchronises."""
+        """The tokens on the host. Synchronises, unless the decoder has read them already."""
         return cast("list[int]", self.tokens.tolist()) if self._ids is None else self._ids
 
 
 class Proposer(Protocol):
-    """Guesses the next tokens. Owns whatever cache it needs.
+    """Drafts the next tokens. Owns the caches it needs.
 
-    Law: what it proposes depends on the committed text alone, not on drafts that were
-    rejected, and not on who drafted in between.
+    Contract: a draft depends on the committed sequence alone, not on rejected drafts and not on
+    which proposers drafted in between.
     """
 
     @property
@@ -110,41 +110,42 @@ class Proposer(Protocol):
         """A short name, unique among the proposers of one strategy."""
 
     def attach(self, target: SpeculativeModel, /) -> None:
-        """Prepare to draft for `target`. Called once a decoder, and again for each text.
+        """Prepare to draft for `target`. Called once per decoder, and again for each sequence.
 
         Raises:
-            SpeculateError: It cannot draft for this model, or cannot rewind its own.
+            SpeculateError: It cannot draft for this model, or cannot rewind its own model.
         """
 
     def begin(self, position: int, /) -> None:
-        """Forget everything: a text starts whose first `position` tokens stay unseen."""
+        """Start a new sequence, whose first `position` tokens are not passed to `commit`."""
 
     def position(self) -> int:
-        """Length of the committed text, as far as this proposer was told."""
+        """Length of the committed sequence, as far as this proposer was notified."""
 
     def commit(self, commit: Commit, /) -> None:
-        """Learn what the text really is: after each prefill chunk and after each round.
+        """Take in committed tokens, after each prefill chunk and after each round.
 
-        Called whoever drafted. A draft of this proposer that is still in flight ends here.
+        Called regardless of the proposer that drafted. Ends a draft of this proposer that is
+        still in flight.
         """
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        """Guess what follows `newest`.
+        """Draft the tokens after `newest`.
 
         Does not synchronise with the device.
 
         Args:
-            newest: `(1,)`, the newest token: emitted, and not committed yet.
-            limit: Most tokens to guess, at least 1.
-            choose: How to pick a token from a row of logits.
+            newest: `(1,)`, the last token: emitted, and not committed yet.
+            limit: Most tokens to draft, at least 1.
+            choose: Chooses a token from a row of logits.
         """
 
     def settle(self) -> None:
-        """End the draft in flight, if any, and leave every cache at the committed text.
+        """End the draft in flight, if any, and leave every cache at the committed sequence.
 
         Raises:
-            Exception: Whatever a model raises. The proposer is then still consistent,
-                and holds at most the committed text.
+            Exception: Any error of a model. The proposer is then still consistent, and holds
+                at most the committed sequence.
         """
 
 
@@ -153,9 +154,9 @@ class Outlook:
     """The draft that a proposer would make now.
 
     Attributes:
-        kind: Drafts of one kind have similar chances. A small number, at most 4095; 0 where it
-            abstains.
-        length: Tokens of it that are foreseen; 0 where it abstains. A draft may be longer.
+        kind: A class of drafts with similar acceptance rates, from 1 to 4095; 0 if it would
+            not draft.
+        length: Number of forecast tokens; 0 if it would not draft. A draft may be longer.
     """
 
     kind: int
@@ -164,14 +165,14 @@ class Outlook:
 
 @attrs.frozen
 class Hindsight:
-    """What drafts that could have been made would have been worth at one of their tokens.
+    """The score of hypothetical drafts of one kind at one position.
 
     Attributes:
-        kind: Of their outlooks.
-        position: Of the token in these drafts, 0 for the first. Drafts that were wrong in
-            front of it do not count.
-        compared: Drafts whose token was compared with the text.
-        right: How many of them were right there.
+        kind: Kind of these drafts; see `Outlook`.
+        position: Position of the token in the draft, 0 for the first. Drafts that were wrong
+            at an earlier position do not count.
+        compared: Number of drafts whose token was compared with the sequence.
+        right: Number of them whose token was equal.
     """
 
     kind: int
@@ -182,56 +183,59 @@ class Hindsight:
 
 @runtime_checkable
 class Foresees(Proposer, Protocol):
-    """A proposer that knows on the host what it would draft, and what that was worth.
+    """A proposer that forecasts its draft on the host, and scores the drafts it did not make.
 
-    So a strategy learns how good its drafts are without asking for one, whoever drafts.
+    A strategy thus learns its acceptance rate without asking for a draft, regardless of the
+    proposer that drafts.
 
-    Law: both depend on the committed text and its newest token alone, not on the rounds in
-    which the text came.
+    Contract: both depend on the committed sequence and its last token alone, not on the rounds
+    in which the sequence was decoded.
     """
 
     def outlook(self) -> Outlook:
-        """The draft it would make behind all that is known now. Does not synchronise.
+        """Forecast the draft after all tokens known so far. Does not synchronise.
 
-        The text ends with `Commit.newest` where that was known, and else a token before the
-        one that the next draft goes on from.
+        The known tokens end with `Commit.newest` if that was known, and otherwise one token
+        before the one that the next draft follows.
         """
 
     def hindsight(self) -> Sequence[Hindsight]:
-        """What was found since the last call.
+        """Scores since the last call.
 
-        Of the places behind each committed token of the generated text, those where it
-        would have drafted; places in a prompt do not count. A token of the text is compared
-        with every such draft that was right up to it, so that a sum over all calls does not
-        depend on when they were made.
+        Covers every position of the generated sequence at which it would have drafted;
+        positions in a prompt do not count. Each generated token is compared with every such
+        draft that was right up to that token, so that sums over all calls do not depend on when
+        the calls were made.
         """
 
 
 @runtime_checkable
 class LooksBack(Proposer, Protocol):
-    """A proposer that can use tokens in front of its text, which the target read without it."""
+    """A proposer that can use the tokens before its sequence, which only the target has read."""
 
     def look_back(self, ids: Sequence[int], /) -> None:
-        """Learn what stands in front of the text.
+        """Take in the tokens before the sequence.
 
-        Called after `begin`, before the first commit, where the caller knows.
+        Called after `begin` and before the first commit, if the caller knows the tokens.
 
         Args:
-            ids: Those that the text goes on from. They may be fewer than there are, or
-                more than the caches hold, and nobody has checked them: what they say may
-                cost acceptance and must not matter otherwise.
+            ids: The tokens that the sequence continues. There may be fewer than exist, or more
+                than the caches hold, and they are not validated: wrong ids may lower the
+                acceptance rate and must have no other effect.
         """
 
 
 @runtime_checkable
 class CatchesUp(Proposer, Protocol):
-    """A proposer that takes in what it missed only when it is asked for a draft again.
+    """A proposer that feeds its backlog to its model only when it is asked for a draft again.
 
-    So a strategy can tell what asking it costs. Who is never asked again never pays.
+    A strategy can then include the backlog in the cost of a draft. A proposer that is not asked
+    again never feeds its backlog.
     """
 
     def behind(self) -> int:
-        """Tokens that its next draft has to take in first, in a batch of their own.
+        """Number of tokens to feed before the next draft, in a batch of their own.
 
-        0 where there are few enough to share the draft's first step. Does not synchronise.
+        0 if the backlog is short enough to share the first step of the draft. Does not
+        synchronise.
         """

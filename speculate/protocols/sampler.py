@@ -1,4 +1,4 @@
-"""What decides how much of a draft stands, and which token comes after it."""
+"""The contract of a sampler: how much of a draft is accepted, and which token follows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Decision:
     """The outcome of one block of `k` drafts and `k + 1` rows, still on the device.
 
     Attributes:
-        accepted: `()` int32, the number of drafts that stand, 0 to `k`.
-        tokens: `(k + 1,)` ids; the block emits `drafts[:accepted]`, then `tokens[accepted]`.
-            What stands behind that means nothing.
+        accepted: `()` int32, the number of accepted drafts, 0 to `k`.
+        tokens: `(k + 1,)` ids; the block emits `drafts[:accepted]`, then the bonus token
+            `tokens[accepted]`. Later entries are meaningless.
         logits: `(rows, vocabulary)`, after processors and before filters, for at least the
             rows up to `accepted`.
     """
@@ -29,43 +29,43 @@ class Decision:
 
 
 class Sampler(Protocol):
-    """Chooses the tokens of one text.
+    """Chooses the tokens of one sequence.
 
-    Law: what it emits has the law of plain decoding, whatever was drafted. A draft whose law
-    is none, as `Draft` says, falls with all behind it, and a token of the target's own law
-    takes its place.
+    Contract: the output has the distribution of plain decoding, whatever was drafted. A draft
+    without a valid distribution (see `Draft`) is rejected together with all later drafts, and a
+    token drawn from the target's distribution takes its place.
     """
 
     @property
     def launches_ahead(self) -> bool:
-        """Whether it may be shown a row before the text is sure to go on so far."""
+        """Whether it may be given a row of logits before the tokens before it are accepted."""
 
     def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
-        """A text starts.
+        """Start a sequence.
 
         Args:
-            history: Ids that processors see in front of what is kept.
-            position: Position in the text of the first id that will be kept.
-            stop_tokens: Ids after which the text does not go on.
+            history: Ids that processors see before the tokens passed to `keep`.
+            position: Sequence position of the first token that will be passed to `keep`.
+            stop_tokens: Ids that end the sequence.
         """
 
     def choose(self, logits: mx.array, index: int, /) -> Choice:
-        """Pick draft number `index` after the newest token, for a proposer.
+        """Choose drafted token number `index` after the last token, for a proposer.
 
         Args:
             logits: `(1, vocabulary)`, the proposer's.
-            index: 0 for the first draft.
+            index: 0 for the first drafted token.
         """
 
     def verify(self, newest: mx.array, draft: Draft, logits: mx.array, /) -> Decision:
-        """Decide on a draft.
+        """Verify a draft.
 
         Args:
-            newest: `(1,)`, the token in front of the draft, not kept yet.
-            draft: `k` of the target's ids, `k >= 0`, with laws over all of them.
-            logits: `(k + 1, vocabulary)`, the target's; row `i` scores what comes after
-                the first `i` drafts.
+            newest: `(1,)`, the last token, which precedes the draft; not kept yet.
+            draft: `k` ids of the target, `k >= 0`, with log-probabilities over all of its ids.
+            logits: `(k + 1, vocabulary)`, the target's; row `i` predicts the token after the
+                first `i` drafts.
         """
 
     def keep(self, tokens: mx.array, /) -> None:
-        """Tokens `(m,)` became text, in order: the newest one and what was kept of a draft."""
+        """Commit tokens `(m,)`, in order: the last token and the accepted drafts."""

@@ -1,4 +1,4 @@
-"""What decides who drafts, and how much."""
+"""The contract of a strategy, which decides which proposer drafts, and how many tokens."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,12 +13,13 @@ class Plan:
     """What to do in the next round.
 
     Attributes:
-        proposer: Who drafts; `None` to decode one token without a draft.
+        proposer: The proposer that drafts; `None` to decode one token without a draft.
         depth: Most tokens to draft. At least 1 with a proposer, 0 without.
-        confidence: Also read how likely the proposer itself found each token it drafted.
-            Comes with the round's one synchronisation.
-        predicted: Speedup over plain decoding that is expected of the round, for telemetry.
-        plain_seconds: Time of a step of plain decoding as the strategy knows it, likewise.
+        confidence: Whether to read the probability that the proposer gave each drafted token.
+            This shares the one synchronisation of the round.
+        predicted: Expected speedup of the round over plain decoding, for telemetry.
+        plain_seconds: The strategy's estimate of a step of plain decoding, in seconds, for
+            telemetry.
     """
 
     proposer: Proposer | None = None
@@ -30,27 +31,28 @@ class Plan:
 
 @attrs.frozen
 class Round:
-    """What a round did. Rounds cut short by a limit or a stop token say so.
+    """The outcome of a round.
 
     Attributes:
         index: 0 for the first round of a call.
-        proposer: Name of whoever drafted, or `None`.
-        planned: Depth that the strategy asked for.
-        drafted: Tokens that were drafted.
-        accepted: Drafts that were emitted.
-        emitted: Tokens that came out of the round.
-        cut: The block ended early: a stop token, or the end of the budget.
-        seconds: Time that the round took, without the time that the observer took, and that
-            the caller let pass between two tokens.
-        context: Tokens of text in front of the round.
-        confidence: Probability that the proposer gave each token it drafted, where the plan
-            asked for it and the proposer picks from logits.
+        proposer: Name of the proposer that drafted, or `None`.
+        planned: Depth that the strategy planned.
+        drafted: Number of drafted tokens.
+        accepted: Number of drafts that were accepted and emitted.
+        emitted: Number of tokens that the round emitted.
+        cut: Whether a stop token or the token limit ended the round early.
+        seconds: Duration of the round, without the time of the observer and the time that the
+            caller spent between two tokens.
+        context: Length of the sequence before the round, in tokens.
+        confidence: Probability that the proposer gave each drafted token, if the plan asked for
+            it and the proposer chooses from logits.
         predicted: As in the plan.
         plain_seconds: As in the plan.
-        asked: Name of whoever was asked to draft, also where it abstained; or `None`.
-        ahead: Seconds that the caller let pass while the device may have worked on the round,
-            which was launched ahead; 0 for any other. Where they are more than `seconds`, the
-            device was done before anybody asked, and nobody can tell when.
+        asked: Name of the proposer that was asked to draft, even if it drafted nothing; or
+            `None`.
+        ahead: Seconds that the caller spent while the device may have worked on this round,
+            which was launched as lookahead; 0 for other rounds. If more than `seconds`, the
+            device finished before the result was requested, at an unknown time.
     """
 
     index: int
@@ -71,31 +73,31 @@ class Round:
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Decides before each round. Pure host code: never touches an array."""
+    """Plans each round. Pure host code: never touches an array."""
 
     @property
     def proposers(self) -> Sequence[Proposer]:
-        """Everyone who may be asked to draft; all of them hear every verdict."""
+        """All proposers that may be asked to draft; each is notified of every verdict."""
 
     def plan(self, remaining: int | None, /) -> Plan:
-        """Decide on the next round.
+        """Plan the next round.
 
         Args:
             remaining: Tokens still to be emitted, at least 1; `None` without a limit.
         """
 
     def observe(self, round: Round, /) -> None:
-        """Learn what a round did. Called once a round, in order."""
+        """Take in the outcome of a round. Called once per round, in order."""
 
 
 @attrs.frozen
 class Costs:
-    """What was measured of a target and those who draft for it, at one context length.
+    """Measured costs of a target and its proposers at one context length.
 
     Attributes:
-        context: Tokens of text in front.
-        forward: Rows of one forward of the target -> its time, in seconds.
-        draft: Name of a proposer -> time of one drafted token, in seconds.
+        context: Length of the sequence, in tokens.
+        forward: Rows of one forward of the target -> its duration, in seconds.
+        draft: Name of a proposer -> duration of one drafted token, in seconds.
     """
 
     context: int
@@ -105,37 +107,37 @@ class Costs:
 
 @runtime_checkable
 class UsesCosts(Strategy, Protocol):
-    """A strategy that wants to know what forwards and drafts cost."""
+    """A strategy that uses the measured costs of forwards and drafts."""
 
     def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
-        """Whether to measure now: asked of each text that has a second round, before that.
+        """Whether to measure costs now. Called once per sequence, before its second round.
 
-        So no first token waits for it, and the first plan is made without.
+        Measuring thus never delays the first token, and the first plan is made without costs.
 
         Args:
-            key: Tells the target, its proposers and this machine apart from others; `None`
-                where the model cannot be told apart.
-            context: Tokens of text in front.
-            remaining: Tokens to emit at most; `None` without a limit.
+            key: Identifies the target, its proposers and this machine; `None` if the model has
+                no fingerprint.
+            context: Length of the sequence, in tokens.
+            remaining: Most tokens still to be emitted; `None` without a limit.
         """
 
     def take_costs(self, costs: Costs, /) -> None:
-        """What was measured, where it was missing."""
+        """Receive the costs that were measured because they were missing."""
 
 
 @runtime_checkable
 class ToleratesFailures(Strategy, Protocol):
-    """A strategy that can go on without a proposer that raised."""
+    """A strategy that can continue without a proposer that raised."""
 
     def begin(self) -> None:
-        """A text begins, in front of its prompt: whoever raised in another takes part again."""
+        """Start a sequence, before its prompt: proposers that failed earlier are active again."""
 
     def failed(self, proposer: Proposer, error: Exception, /) -> None:
-        """`proposer` raised `error`, and is neither told nor asked again in this text."""
+        """`proposer` raised `error`; it is not notified or asked again in this sequence."""
 
 
 class Observer(Protocol):
-    """Hears every round, in order, on the thread that runs the generator."""
+    """Is notified of every round, in order, on the thread that runs the generator."""
 
     def __call__(self, round: Round, /) -> None:
-        """An exception raised here ends the run, and leaves the caches usable."""
+        """Observe a round. An exception raised here ends the run and leaves the caches usable."""

@@ -1,1 +1,1 @@
-"""The target's choice of tokens, and which drafts stand."""
+"""Sampling: how tokens are chosen, and which drafts are accepted."""

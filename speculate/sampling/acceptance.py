@@ -1,4 +1,4 @@
-"""How drafts are judged: by equality with the target's own choice, or by a law of their own."""
+"""Acceptance rules: exact match with the target's own tokens, or speculative sampling."""
 
 from __future__ import annotations
 
@@ -11,87 +11,105 @@ import mlx.core as mx
 from typing_extensions import Protocol
 
 from speculate.protocols import Choice, Draft
-from speculate.sampling.filters import Law, log_softmax
+from speculate.sampling.filters import Distribution, log_softmax
 from speculate.sampling.noise import gumbel, key, uniform
 
+TOKEN_STREAM: Final = 1
+"""Noise stream that chooses tokens in mode "coupled"."""
 
-class Chooser(Protocol):
-    """Picks the target's own token in each row, so that equal drafts stand.
+DRAFT_STREAM: Final = 2
+ACCEPTANCE_STREAM: Final = 3
+RESIDUAL_STREAM: Final = 4
+"""Independent noise streams: sharing noise between any two of them would bias the output."""
 
-    Law: what it picks in a row depends on that row and its position alone.
-    """
+STREAMS_PER_ROUND: Final = 8
+"""Noise streams reserved for one round; the next round uses the following ones."""
 
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
-        """Pick a draft's token at `position` from a proposer's logits `(1, vocabulary)`."""
+MAX_SUM_ERROR: Final = 1e-3
+"""Largest deviation from 1 of a valid distribution's sum, in float32 over a large vocabulary."""
 
-    def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
-        """The target's tokens, `(rows,)`, one for each row of `(rows, vocabulary)`."""
+SamplerCallable = Callable[[mx.array], mx.array]
+"""mlx-lm's sampler: log-probabilities `(1, vocabulary)` -> ids `(1,)`."""
 
 
 @attrs.frozen(eq=False)
-class Judgement:
-    """What stands of a draft.
+class Verification:
+    """The outcome of verifying a draft.
 
     Attributes:
-        accepted: `()` int32.
-        tokens: `(rows,)`, what comes after each possible number of accepted drafts.
+        accepted: `()` int32, the number of accepted drafts.
+        tokens: `(rows,)` ids, the bonus token for each possible number of accepted drafts.
     """
 
     accepted: mx.array
     tokens: mx.array
 
 
-class Rule(Protocol):
-    """Decides how many drafts stand, from all rows of a block at once."""
+class AcceptanceRule(Protocol):
+    """Decides how many drafts are accepted, from all rows of a block at once."""
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
-        """Pick a draft's token at `position` from a proposer's logits `(1, vocabulary)`."""
+        """Choose a drafted token at `position` from a proposer's logits `(1, vocabulary)`."""
 
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
-        """Judge `k` drafts by the target's rows, each for one position.
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
+        """Verify `k` drafts against the target's rows.
 
         Args:
-            logits: `(k + 1, vocabulary)`, or `(k, vocabulary)` where nobody asks what comes
-                after the last draft.
-            positions: One for each row.
+            logits: `(k + 1, vocabulary)`, or `(k, vocabulary)` if the token after the last
+                draft is not needed.
+            positions: The sequence position that each row predicts.
             draft: `k` tokens.
         """
 
 
-def leading(stands: mx.array) -> mx.array:
-    """How many of `(k,)` booleans, `k` at least 1, hold before the first that does not."""
-    return mx.cumprod(stands.astype(mx.int32)).sum().astype(mx.int32)
+class TokenPicker(Protocol):
+    """Picks the target's own token for each row; drafts are accepted if they equal it.
 
-
-class ByEquality:
-    """A draft stands while it equals what the target picks: the text is the target's alone.
-
-    Args:
-        chooser: What the target picks.
+    Contract: the token picked for a row depends on that row and its position alone.
     """
 
-    def __init__(self, chooser: Chooser) -> None:
-        self._chooser = chooser
+    def choose(self, logits: mx.array, position: int, /) -> Choice:
+        """Choose a drafted token at `position` from a proposer's logits `(1, vocabulary)`."""
+
+    def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
+        """The target's tokens, `(rows,)` ids, one for each row of `(rows, vocabulary)`."""
+
+
+def accepted_prefix(accepted: mx.array) -> mx.array:
+    """Number of leading true values, `()` int32, of `(k,)` booleans with `k` at least 1."""
+    return mx.cumprod(accepted.astype(mx.int32)).sum().astype(mx.int32)
+
+
+class ExactMatch:
+    """Accepts drafts while they equal the target's own tokens, which alone form the output.
+
+    Args:
+        picker: Picks the target's tokens.
+    """
+
+    def __init__(self, picker: TokenPicker) -> None:
+        self._picker = picker
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
-        return self._chooser.choose(logits, position)
+        return self._picker.choose(logits, position)
 
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
-        tokens = self._chooser.pick(logits, positions)
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
+        tokens = self._picker.pick(logits, positions)
         if not draft.tokens.shape[0]:
-            return Judgement(mx.zeros((), dtype=mx.int32), tokens)
-        return Judgement(leading(tokens[: draft.tokens.shape[0]] == draft.tokens), tokens)
+            return Verification(mx.zeros((), dtype=mx.int32), tokens)
+        matches = tokens[: draft.tokens.shape[0]] == draft.tokens
+        return Verification(accepted_prefix(matches), tokens)
 
 
 def most_likely(logits: mx.array) -> mx.array:
-    """Ids of the most likely tokens, the lowest id on ties.
+    """Ids of the most likely tokens; the lowest id on ties.
 
     Args:
         logits: `(rows, vocabulary)`.
 
     Returns:
-        `(rows,)`. As in mlx-lm the maximum is over log-probabilities in the logits' own
-        dtype: in half precision these tie where the logits do not.
+        `(rows,)` ids. As in mlx-lm, the maximum is taken over log-probabilities in the dtype of
+        the logits: in half precision these may tie where the logits do not.
     """
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     return mx.argmax(logprobs, axis=-1)
@@ -99,7 +117,7 @@ def most_likely(logits: mx.array) -> mx.array:
 
 @final
 class Greedy:
-    """Draws nothing: a draft stands while it is what the target would take."""
+    """Picks the most likely token."""
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
         return Choice(most_likely(logits))
@@ -108,40 +126,35 @@ class Greedy:
         return most_likely(logits)
 
 
-TOKENS: Final = 1
-"""The stream of the noise that decides tokens."""
-
-
 @final
 class Coupled:
-    """Picks by shared noise.
+    """Draws tokens with noise that target and proposers share.
 
     Args:
-        law: Filters, temperature and seed of the text.
+        distribution: Filters, temperature and seed of the sequence.
     """
 
-    def __init__(self, law: Law) -> None:
-        self._law = law
+    def __init__(self, distribution: Distribution) -> None:
+        self._distribution = distribution
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
         return Choice(self.pick(logits, [position]))
 
     def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
-        scores = self._law.scores(logits, positions)
-        keys = [key(self._law.seed, TOKENS, position) for position in positions]
-        return mx.argmax(scores + gumbel(keys, logits.shape[-1]), axis=-1)
-
-
-SamplerCallable = Callable[[mx.array], mx.array]
-"""mlx-lm's sampler: log-probabilities `(1, vocabulary)` -> ids `(1,)`."""
+        weights = self._distribution.log_weights(logits, positions)
+        keys = [key(self._distribution.seed, TOKEN_STREAM, position) for position in positions]
+        return mx.argmax(weights + gumbel(keys, logits.shape[-1]), axis=-1)
 
 
 @final
-class CallableChooser:
-    """Asks a sampler for each row, in order. Its law is kept; seeds promise nothing.
+class CallablePicker:
+    """Calls an mlx-lm sampler for each row, in order.
+
+    The output has the sampler's distribution. The sampler has its own generator, so seeds have
+    no effect.
 
     Args:
-        sampler: As `mlx_lm.sample_utils.make_sampler` makes them.
+        sampler: As returned by `mlx_lm.sample_utils.make_sampler`.
     """
 
     def __init__(self, sampler: SamplerCallable) -> None:
@@ -156,120 +169,116 @@ class CallableChooser:
         return mx.concatenate([self._sampler(logprobs[row : row + 1]).reshape(1) for row in rows])
 
 
-DRAFTS: Final = 2
-ACCEPTANCE: Final = 3
-RESIDUAL: Final = 4
-"""Three independent streams: sharing noise between any two of them would bias the text."""
+class _SpeculativeSampling(ABC):
+    """Base of the two rules that verify drafts by their distributions, with fresh noise per round.
 
-STREAMS: Final = 8
-"""Streams of one round; the next round's come behind them."""
+    Args:
+        distribution: Filters, temperature and seed of the sequence.
+    """
 
-ROUNDING: Final = 1e-3
-"""How far from 1 the probabilities of a law may add up, in float32 over a large vocabulary."""
-
-
-class _Drawing(ABC):
-    """What both rules share: drafts with their laws, and noise that is fresh each round."""
-
-    def __init__(self, law: Law) -> None:
-        self._law = law
-        # A draft that fell is drafted anew at the same position. Its noise has had a say
-        # already, so each round has noise of its own.
+    def __init__(self, distribution: Distribution) -> None:
+        self._distribution = distribution
+        # After a rejection another draft is made at the same position. The noise of that
+        # position has influenced the output already, so each round has noise of its own.
         self._round = 0
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
-        scores = self._law.scores(logits, [position])
-        noise = gumbel([self._key(DRAFTS, position)], logits.shape[-1])
-        return Choice(mx.argmax(scores + noise, axis=-1), log_softmax(scores))
+        weights = self._distribution.log_weights(logits, [position])
+        noise = gumbel([self._key(DRAFT_STREAM, position)], logits.shape[-1])
+        return Choice(mx.argmax(weights + noise, axis=-1), log_softmax(weights))
 
-    def _key(self, stream: int, position: int) -> tuple[int, int]:
-        return key(self._law.seed, stream + STREAMS * self._round, position)
-
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
-        p = mx.softmax(self._law.scores(logits, positions), axis=-1)
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
+        p = mx.softmax(self._distribution.log_weights(logits, positions), axis=-1)
         k = draft.tokens.shape[0]
         if k == 0:
-            judged = Judgement(mx.zeros((), dtype=mx.int32), self._draw(p, p, positions))
+            verified = Verification(mx.zeros((), dtype=mx.int32), self._draw(p, p, positions))
         else:
-            q = draft_laws(draft, p.shape[-1])
-            keys = [self._key(ACCEPTANCE, position) for position in positions[:k]]
-            accepted, residual = self._judge(p, q, draft.tokens, uniform(keys, 1)[:, 0])
-            judged = Judgement(
+            q = draft_probabilities(draft, p.shape[-1])
+            keys = [self._key(ACCEPTANCE_STREAM, position) for position in positions[:k]]
+            accepted, residual = self._verify(p, q, draft.tokens, uniform(keys, 1)[:, 0])
+            verified = Verification(
                 accepted, self._draw(mx.concatenate([residual, p[k:]]), p, positions)
             )
         self._round += 1
-        return judged
+        return verified
 
     @abstractmethod
-    def _judge(
+    def _verify(
         self, p: mx.array, q: mx.array, tokens: mx.array, coins: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """Judge `k` drafts, at least 1.
+        """Verify `k` drafts, at least 1.
 
         Args:
-            p: `(rows, vocabulary)`, the target's law in each row.
-            q: `(k, vocabulary)`, the law that each draft was drawn from. Where a draft has no
-                probability in it, its whole row is 0: then neither it nor what is behind it may
-                stand, and the token in its place has the law p.
+            p: `(rows, vocabulary)`, the target's probabilities.
+            q: `(k, vocabulary)`, the probabilities that each draft was drawn with. A row of
+                zeros marks a draft without a valid distribution: it and all later drafts must
+                be rejected, and the token in its place has distribution p.
             tokens: `(k,)` drafts.
             coins: `(k,)`, uniform.
 
         Returns:
-            How many stand, `()` int32; and for each number below `k` the weights that the
-            token behind is drawn with, `(k, vocabulary)`.
+            The number of accepted drafts, `()` int32, and the weights `(k, vocabulary)` of the
+            bonus token for each number of accepted drafts below `k`.
         """
 
+    def _key(self, stream: int, position: int) -> tuple[int, int]:
+        return key(self._distribution.seed, stream + STREAMS_PER_ROUND * self._round, position)
+
     def _draw(self, weights: mx.array, otherwise: mx.array, positions: Sequence[int]) -> mx.array:
-        """Draw from each row of `weights`, or of `otherwise` where a row is all zero."""
+        """Draw from each row of `weights`, or of `otherwise` if that row is all zero."""
         some = weights.sum(axis=-1, keepdims=True) > 0
         weights = mx.where(some, weights, otherwise)
-        keys = [self._key(RESIDUAL, position) for position in positions]
+        keys = [self._key(RESIDUAL_STREAM, position) for position in positions]
         return mx.argmax(mx.log(weights) + gumbel(keys, weights.shape[-1]), axis=-1)
 
 
 @final
-class Rejection(_Drawing):
-    """Each draft d stands with probability min(1, p(d) / q(d)).
+class Rejection(_SpeculativeSampling):
+    """Rejection sampling: accepts a draft d with probability min(1, p(d) / q(d)).
+
+    Leviathan, Kalman and Matias, arXiv 2211.17192.
 
     Args:
-        law: Filters, temperature and seed of the text.
+        distribution: Filters, temperature and seed of the sequence.
     """
 
-    def _judge(
+    def _verify(
         self, p: mx.array, q: mx.array, tokens: mx.array, coins: mx.array
     ) -> tuple[mx.array, mx.array]:
         drawn = at(q, tokens)
-        stands = (drawn > 0) & (coins * drawn < at(p[: q.shape[0]], tokens))
-        return leading(stands), mx.maximum(p[: q.shape[0]] - q, 0)
+        accepted = (drawn > 0) & (coins * drawn < at(p[: q.shape[0]], tokens))
+        return accepted_prefix(accepted), mx.maximum(p[: q.shape[0]] - q, 0)
 
 
 @final
-class BlockVerification(_Drawing):
-    """Judges the drafts of a block together, and accepts the longest prefix that stands.
+class BlockVerification(_SpeculativeSampling):
+    """Verifies the drafts of a block jointly, and accepts the longest prefix that passes.
+
+    Sun et al., arXiv 2403.10444.
 
     Args:
-        law: Filters, temperature and seed of the text.
+        distribution: Filters, temperature and seed of the sequence.
     """
 
-    def _judge(
+    def _verify(
         self, p: mx.array, q: mx.array, tokens: mx.array, coins: mx.array
     ) -> tuple[mx.array, mx.array]:
         k = q.shape[0]
         drawn = at(q, tokens)
-        # More than 1 counts as 1, but infinity times a prefix of weight 0 would be no number.
+        # Ratios above 1 count as 1, but infinity times a prefix of weight 0 would be NaN.
         ratios = mx.where(drawn > 0, mx.minimum(at(p[:k], tokens) / drawn, 1e30), 0)
         prefix = [mx.ones(())]
         for index in range(k):
             prefix.append(mx.minimum(prefix[-1] * ratios[index], 1))
         weight = mx.stack(prefix)
-        # What is left of the target's law after a prefix, beyond what the next draft covers.
+        # The target's probability after each prefix that the next draft does not cover.
         residual = mx.maximum(weight[:k, None] * p[:k] - q, 0)
         left = mx.concatenate([residual[1:].sum(axis=-1), mx.zeros((1,))])
-        return _longest(coins, weight[1:], left), residual
+        return _longest_prefix(coins, weight[1:], left), residual
 
 
-def _longest(coins: mx.array, weight: mx.array, left: mx.array) -> mx.array:
-    """The longest prefix whose coin falls right; 0 if none does."""
+def _longest_prefix(coins: mx.array, weight: mx.array, left: mx.array) -> mx.array:
+    """Length of the longest prefix whose coin passes, `()` int32; 0 if none does."""
     k = coins.shape[0]
     last = mx.arange(k) == k - 1
     chance = mx.where(last, weight, left / mx.maximum(left + 1 - weight, 1e-30))
@@ -281,29 +290,31 @@ def at(rows: mx.array, ids: mx.array) -> mx.array:
     return mx.take_along_axis(rows, ids[:, None], axis=-1)[:, 0]
 
 
-def draft_laws(draft: Draft, width: int) -> mx.array:
-    """Probabilities `(k, width)` float32 that the drafts were really drawn with.
+def draft_probabilities(draft: Draft, width: int) -> mx.array:
+    """Probabilities that the drafts were drawn with, `(k, width)` float32.
 
-    A draft that was certain has all its probability on itself. Where a law is none, because it
-    is not finite, does not add up to 1 or rules out the token that came with it, nobody knows
-    what the draft was drawn from: the row is 0. Such a draft is rejected whatever it is, and so
-    the target's own law behind it is the exact one.
+    A draft that was not drawn at random has probability 1. The row of a draft without a valid
+    distribution is 0: its log-probabilities are not finite, do not sum to 1 or rule out the
+    draft itself, so that the true distribution is unknown. Such a draft is always rejected,
+    which makes the target's own distribution the exact one for the token in its place.
     """
     tokens = draft.tokens
-    laws = draft.laws or [None] * tokens.shape[0]
+    logprobs = draft.laws or [None] * tokens.shape[0]
     rows = [
         (mx.arange(width) == tokens[index]).astype(mx.float32)[None]
-        if law is None
-        else _fitted(mx.exp(law), width)
-        for index, law in enumerate(laws)
+        if row is None
+        else _fit_width(mx.exp(row), width)
+        for index, row in enumerate(logprobs)
     ]
     q = mx.concatenate(rows)
-    # Infinite or not a number, a sum is not near 1 either.
-    usable = (mx.abs(q.sum(axis=-1) - 1) < ROUNDING) & (at(q, tokens) > 0)
+    # A sum that is infinite or NaN is not close to 1 either.
+    usable = (mx.abs(q.sum(axis=-1) - 1) < MAX_SUM_ERROR) & (at(q, tokens) > 0)
     return mx.where(usable[:, None], q, 0)
 
 
-def _fitted(law: mx.array, width: int) -> mx.array:
-    """A draft model's vocabulary may be padded differently."""
-    missing = width - law.shape[-1]
-    return law[:, :width] if missing <= 0 else mx.pad(law, [(0, 0), (0, missing)])
+def _fit_width(probabilities: mx.array, width: int) -> mx.array:
+    """Cut or pad a row to `width` columns: a draft model's vocabulary may be padded differently."""
+    missing = width - probabilities.shape[-1]
+    if missing <= 0:
+        return probabilities[:, :width]
+    return mx.pad(probabilities, [(0, 0), (0, missing)])

@@ -1,4 +1,4 @@
-"""mlx-lm's filters, row by row: each takes and gives `(rows, vocabulary)` log-probabilities."""
+"""mlx-lm's filters: each maps `(rows, vocabulary)` log-probabilities to the same, row by row."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import mlx.core as mx
 from speculate.sampling.noise import key, uniform
 from speculate.sampling.options import Sampling
 
+XTC_STREAM: Final = 0
+"""Noise stream of XTC's coins."""
+
 
 def top_p(logprobs: mx.array, p: float) -> mx.array:
-    """Remove the least likely tokens, as long as the rest has at least `p` together.
+    """Keep the most likely tokens whose total probability is at least `p`.
 
-    Tokens as likely as the last one kept are kept.
+    Tokens tied with the last one kept are kept, too.
     """
     ascending = mx.sort(logprobs, axis=-1)
     probs = mx.exp(ascending)
@@ -27,12 +30,12 @@ def top_p(logprobs: mx.array, p: float) -> mx.array:
 
 
 def min_p(logprobs: mx.array, p: float, keep: int) -> mx.array:
-    """Remove tokens that are less than `p` times as likely as the most likely one.
+    """Keep tokens that are at least `p` times as likely as the most likely one.
 
     Args:
         logprobs: `(rows, vocabulary)`.
         p: Above 0, at most 1.
-        keep: So many of the most likely stay in any case.
+        keep: Number of most likely tokens to keep in any case.
     """
     threshold = logprobs.max(axis=-1, keepdims=True) + math.log(p)
     if keep > 1:
@@ -41,7 +44,7 @@ def min_p(logprobs: mx.array, p: float, keep: int) -> mx.array:
 
 
 def top_k(logprobs: mx.array, k: int) -> mx.array:
-    """Remove all but `k` tokens. Of equally likely ones at the edge the lower ids stay."""
+    """Keep the `k` most likely tokens; the lower ids on ties."""
     if k >= logprobs.shape[-1]:
         return logprobs
     edge = _nth_largest(logprobs, k)
@@ -55,15 +58,14 @@ def top_k(logprobs: mx.array, k: int) -> mx.array:
 def xtc(
     logprobs: mx.array, coins: mx.array, probability: float, threshold: float, spare: Sequence[int]
 ) -> mx.array:
-    """Remove all tokens above `threshold` but the least likely of them, in some rows.
+    """In randomly chosen rows, remove all tokens above `threshold` except the least likely one.
 
     Args:
-        logprobs: `(rows, vocabulary)`, some of them perhaps removed already.
-        coins: `(rows, 1)`, uniform: a row loses tokens where its coin is at most
-            `probability`.
-        probability: How often.
+        logprobs: `(rows, vocabulary)`; `-inf` for tokens removed by earlier filters.
+        coins: `(rows, 1)`, uniform; rows whose coin is at most `probability` lose tokens.
+        probability: Probability that a row loses tokens.
         threshold: Probability above which a token is a top choice.
-        spare: Ids that stay.
+        spare: Ids that are never removed.
     """
     probs = mx.softmax(logprobs, axis=-1)
     least = mx.where(probs > threshold, probs, mx.inf).min(axis=-1, keepdims=True)
@@ -83,35 +85,31 @@ def _below(logprobs: mx.array, threshold: mx.array) -> mx.array:
     return mx.where(logprobs < threshold, -mx.inf, logprobs)
 
 
-COINS: Final = 0
-"""The stream of XTC's coins."""
-
-
 def log_softmax(logits: mx.array) -> mx.array:
-    """Log-probabilities in float32, along the last axis."""
+    """Log-probabilities along the last axis, in float32."""
     logits = logits.astype(mx.float32)
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 @final
 @attrs.frozen
-class Law:
-    """Filters and temperature of one text.
+class Distribution:
+    """The distribution that the tokens of one sequence are drawn from.
 
     Attributes:
-        options: Of the text; the temperature is above 0.
-        seed: Of the text.
+        options: Filters and temperature; the temperature is above 0.
+        seed: Seed of the sequence.
     """
 
     options: Sampling
     seed: int
 
-    def scores(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
-        """What Gumbel noise is added to: log-probabilities after filters over temperature.
+    def log_weights(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+        """Log-probabilities after filters, divided by the temperature.
 
         Args:
             logits: `(rows, vocabulary)`, after processors.
-            positions: Position in the text of the token that each row is for.
+            positions: The sequence position that each row predicts.
 
         Returns:
             `(rows, vocabulary)` float32, not normalised; `-inf` for removed tokens.
@@ -123,7 +121,7 @@ class Law:
         if o.min_p > 0:
             logprobs = min_p(logprobs, o.min_p, o.min_tokens_to_keep)
         if o.xtc_probability > 0:
-            coins = uniform([key(self.seed, COINS, position) for position in positions], 1)
+            coins = uniform([key(self.seed, XTC_STREAM, position) for position in positions], 1)
             logprobs = xtc(
                 logprobs, coins, o.xtc_probability, o.xtc_threshold, o.xtc_special_tokens
             )

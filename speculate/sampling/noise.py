@@ -1,7 +1,7 @@
-"""Random numbers that depend on where they are used, and on nothing else.
+"""Random numbers that depend only on where they are used.
 
-Each is an element-wise hash of a key and a token id. So it does not matter how many were
-drawn before, how wide the vocabulary is padded, or in which batch a row stands.
+Each is an element-wise hash of a key and a token id. It therefore does not depend on how many
+numbers were drawn before, on the padding of the vocabulary or on the batch that holds a row.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _MASK: Final = (1 << 64) - 1
 
 
 def key(seed: int, stream: int, position: int) -> tuple[int, int]:
-    """Two 32-bit words for one place in one text.
+    """The key of one sequence position: two 32-bit words.
 
     Args:
-        seed: Of the text.
-        stream: Which use of randomness; different streams are independent.
-        position: Of the token in the text.
+        seed: Seed of the sequence.
+        stream: The use of the noise; different streams are independent.
+        position: Position of the token in the sequence.
     """
     word = _mix64(_mix64(_mix64(seed & _MASK) + stream) + position)
     return word & 0xFFFFFFFF, word >> 32
@@ -39,7 +39,7 @@ def hashes(keys: Sequence[tuple[int, int]], width: int) -> mx.array:
 
 
 def uniform(keys: Sequence[tuple[int, int]], width: int) -> mx.array:
-    """Numbers in (0, 1), `(len(keys), width)` float32, for the ids under each key.
+    """Uniform numbers in (0, 1) for the ids under each key, `(len(keys), width)` float32.
 
     Small numbers keep their relative precision, down to 2**-33.
     """
@@ -50,8 +50,9 @@ def uniform(keys: Sequence[tuple[int, int]], width: int) -> mx.array:
 def gumbel(keys: Sequence[tuple[int, int]], width: int) -> mx.array:
     """Standard Gumbel noise, `(len(keys), width)` float32, finite.
 
-    `argmax(log p + gumbel)` has the law p (Gumbel 1954; Maddison, Tarlow and Minka, "A*
-    Sampling", 2014). The large values, which decide, come from the small uniform numbers.
+    `argmax(log p + gumbel)` has the distribution p (Gumbel 1954; Maddison, Tarlow and Minka,
+    "A* Sampling", 2014). The large values, which decide the argmax, come from small uniform
+    numbers, whose relative precision is high.
     """
     return -mx.log(-mx.log1p(-uniform(keys, width)))
 

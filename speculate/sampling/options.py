@@ -1,4 +1,4 @@
-"""What a caller can ask of the choice of tokens."""
+"""`Sampling`: the options that decide how tokens are chosen."""
 
 from __future__ import annotations
 
@@ -20,39 +20,42 @@ from speculate.validation import (
 Mode = Literal["coupled", "rejection", "block"]
 MODES: Final = ("coupled", "rejection", "block")
 
-COLDEST: Final = 1e-6
-"""Least temperature above 0. Anything colder is greedy decoding, which 0 asks for."""
+MIN_TEMPERATURE: Final = 1e-6
+"""Lowest temperature above 0. Anything lower is greedy decoding, which 0 requests."""
 
 
 @final
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """How tokens are chosen: mlx-lm's options, and how drafts are judged.
+    """How tokens are chosen: mlx-lm's options, and how drafts are verified.
 
     The filters apply in mlx-lm's order: penalties and bias, log-probabilities, top-p,
     min-p, XTC, top-k, temperature.
 
     Attributes:
-        temperature: 0 takes the most likely token, whatever the filters say.
-        top_p: Keep the most likely tokens that have this much probability together; 0 or 1
+        temperature: 0 takes the most likely token, regardless of the filters.
+        top_p: Keep the most likely tokens whose total probability is at least this; 0 or 1
             keeps all.
         top_k: Keep this many of the most likely tokens; 0 keeps all.
         min_p: Keep tokens at least this likely, relative to the most likely one.
-        min_tokens_to_keep: Tokens that `min_p` leaves in any case.
-        xtc_probability: How often XTC removes the most likely tokens.
-        xtc_threshold: XTC removes all tokens above it but the least likely of them.
+        min_tokens_to_keep: Number of tokens that `min_p` keeps in any case.
+        xtc_probability: Probability that XTC removes top choices at a position.
+        xtc_threshold: Probability above which XTC removes all tokens but the least likely one.
         xtc_special_tokens: Ids that XTC never removes.
-        repetition_penalty: Divides (or, below zero, multiplies) the logits of tokens in the
-            newest `repetition_context_size` tokens.
-        repetition_context_size: In tokens.
-        presence_penalty: Subtracted from the logits of such tokens once.
-        presence_context_size: In tokens.
-        frequency_penalty: Subtracted as often as the token occurs.
-        frequency_context_size: In tokens.
-        logit_bias: Added to the logits of the given ids.
-        seed: The same seed gives the same text. `None` draws one, which the stats report.
-        mode: "coupled": the same seed gives the same text whoever drafts. "rejection" and
-            "block": the same distribution and more accepted drafts, not the same text.
+        repetition_penalty: Divides the positive logits, and multiplies the negative ones, of
+            tokens that occur in the last `repetition_context_size` tokens.
+        repetition_context_size: Tokens considered by the repetition penalty.
+        presence_penalty: Subtracted once from the logits of tokens that occur in the last
+            `presence_context_size` tokens.
+        presence_context_size: Tokens considered by the presence penalty.
+        frequency_penalty: Subtracted once per occurrence in the last `frequency_context_size`
+            tokens.
+        frequency_context_size: Tokens considered by the frequency penalty.
+        logit_bias: Token id -> amount added to its logit.
+        seed: The same seed gives the same output. `None` draws a seed, which the stats report.
+        mode: How drafts are verified above temperature 0. "coupled": the same seed gives the
+            same output regardless of the proposer. "rejection" and "block": the same
+            distribution and more accepted drafts, but not the same output.
     """
 
     temperature: float = 0.0
@@ -75,15 +78,16 @@ class Sampling:
 
     def __attrs_post_init__(self) -> None:
         for name, validated in _VALIDATED.items():
-            # As attrs says it for what is frozen: NumPy's numbers become Python's.
+            # Stores plain Python numbers in place of NumPy's. attrs documents this way to set a
+            # field of a frozen class.
             object.__setattr__(self, name, validated(name, getattr(self, name)))
         validated_choice("mode", self.mode, MODES)
 
     def check_ids(self, vocab_size: int) -> None:
-        """Refuse ids that a model does not have: MLX would write outside of its arrays.
+        """Raise for ids that a model does not have: MLX would write outside of its arrays.
 
         Raises:
-            OptionError: Names the first such id.
+            OptionError: An id is out of range; the message names the first one.
         """
         validated_ids("xtc_special_tokens", self.xtc_special_tokens, vocab_size)
         validated_ids("logit_bias", self.logit_bias or (), vocab_size)
@@ -91,8 +95,8 @@ class Sampling:
 
 def _temperature(name: str, value: object) -> float:
     found = validated_number(name, value, 0)
-    if 0 < found < COLDEST:
-        refuse(name, f"0 or a number of at least {COLDEST}", value)
+    if 0 < found < MIN_TEMPERATURE:
+        refuse(name, f"0 or a number of at least {MIN_TEMPERATURE}", value)
     return found
 
 
@@ -117,7 +121,7 @@ def _at_least_one(name: str, value: object) -> int:
 
 
 def _bias(name: str, value: object) -> Mapping[int, float] | None:
-    """Amounts by id. Minus infinity, which rules a token out, is one; no number is none."""
+    """Amounts by id. Minus infinity, which excludes a token, is allowed; NaN is not."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -152,4 +156,4 @@ _VALIDATED: Final[Mapping[str, Callable[[str, object], object]]] = {
     "logit_bias": _bias,
     "seed": validated_optional_integer,
 }
-"""How each option is checked, and turned into plain Python."""
+"""Option name -> function that validates its value and converts it to plain Python."""

@@ -1,4 +1,4 @@
-"""mlx-lm's penalties and bias: pure functions of the newest tokens and one row of logits."""
+"""Logits processors: mlx-lm's penalties and bias, and the caller's own processors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from speculate.sampling.options import Sampling
 Processor = Callable[[mx.array, mx.array], mx.array]
 """mlx-lm's logits processor: tokens so far `(n,)`, logits `(1, vocabulary)` -> logits."""
 
+STATELESS_MODULES: Final = ("mlx_lm.sample_utils", "speculate.sampling.processors")
+"""Modules whose functions are known to keep no state."""
+
 
 def penalties(options: Sampling) -> list[Processor]:
-    """The processors that the options ask for, in mlx-lm's order."""
+    """The processors requested by the options, in mlx-lm's order."""
     found: list[Processor] = []
     if options.logit_bias:
         found.append(_bias(options.logit_bias.keys(), options.logit_bias.values()))
@@ -40,46 +43,42 @@ def _bias(ids: Iterable[int], amounts: Iterable[float]) -> Processor:
 
 
 def _repetition(penalty: float, context: int) -> Processor:
-    def punish(tokens: mx.array, logits: mx.array) -> mx.array:
+    def penalize(tokens: mx.array, logits: mx.array) -> mx.array:
         recent = tokens[-context:]
         old = logits[:, recent]
         new = mx.where(old < 0, old * penalty, old / penalty)
         return mx.put_along_axis(logits, recent[None], new, axis=1)
 
-    return punish
+    return penalize
 
 
 def _presence(penalty: float, context: int) -> Processor:
-    def punish(tokens: mx.array, logits: mx.array) -> mx.array:
+    def penalize(tokens: mx.array, logits: mx.array) -> mx.array:
         recent = tokens[-context:]
         return mx.put_along_axis(logits, recent[None], logits[:, recent] - penalty, axis=1)
 
-    return punish
+    return penalize
 
 
 def _frequency(penalty: float, context: int) -> Processor:
-    def punish(tokens: mx.array, logits: mx.array) -> mx.array:
+    def penalize(tokens: mx.array, logits: mx.array) -> mx.array:
         return logits.at[:, tokens[-context:]].subtract(penalty)
 
-    return punish
-
-
-PURE_MODULES: Final = ("mlx_lm.sample_utils", "speculate.sampling.processors")
-"""Where functions come from that are known to keep no state."""
+    return penalize
 
 
 @runtime_checkable
 class ForkableProcessor(Protocol):
-    """A logits processor that keeps state, and can be copied with it.
+    """A logits processor with state that can be copied.
 
-    It is called once for each emitted token, in order, and for nothing else.
+    It is called once for each emitted token, in order, and never for a rejected draft.
     """
 
     def __call__(self, tokens: mx.array, logits: mx.array, /) -> mx.array:
         """Process one row.
 
         Args:
-            tokens: `(n,)`, the whole text so far, prompt included.
+            tokens: `(n,)`, the whole sequence so far, including the prompt.
             logits: `(1, vocabulary)`.
 
         Returns:
@@ -87,7 +86,7 @@ class ForkableProcessor(Protocol):
         """
 
     def fork(self) -> Self:
-        """A copy that goes on from the same state and shares nothing that changes."""
+        """A copy with the same state that shares no mutable data with the original."""
 
 
 @final
@@ -95,16 +94,16 @@ class Processors:
     """A chain of processors: the options' own first, then the caller's.
 
     Args:
-        own: Pure functions, which any row may be shown to.
-        given: The caller's.
+        own: Stateless functions, which may be called for any row.
+        given: The caller's processors.
 
     Raises:
-        OptionError: A processor is an object that may keep state and cannot be forked.
+        OptionError: A processor is an object that may keep state and has no `fork()`.
     """
 
     def __init__(self, own: Sequence[Processor], given: Sequence[Processor] = ()) -> None:
         for processor in given:
-            if not _plain(processor) and not isinstance(processor, ForkableProcessor):
+            if not _is_function(processor) and not isinstance(processor, ForkableProcessor):
                 raise OptionError(
                     f"logits processor {type(processor).__name__} is an object, which may keep "
                     "state, and has no fork() to copy it. Add fork(), or pass a plain function."
@@ -112,27 +111,27 @@ class Processors:
         self._given: list[Processor] = [*own, *given]
         self._fresh = [_forked(processor) for processor in self._given]
         self._chain = self._given
-        self._texts = 0
+        self._sequences = 0
 
     @property
-    def pure(self) -> bool:
-        """Whether a row may be shown before it is sure to be text, and for nothing."""
-        return all(_plain(p) and p.__module__ in PURE_MODULES for p in self._chain)
+    def is_stateless(self) -> bool:
+        """Whether processors may be called for rows that may turn out to be rejected."""
+        return all(_is_function(p) and p.__module__ in STATELESS_MODULES for p in self._chain)
 
-    def restart(self) -> None:
-        """The next text starts from the state that the processors were given in.
+    def reset(self) -> None:
+        """Start a sequence with the state that the processors were passed in with.
 
-        The first text works on the caller's own objects, later ones on copies.
+        The first sequence uses the caller's own objects, later ones use copies.
         """
-        if self._texts > 0:
+        if self._sequences > 0:
             self._chain = [_forked(processor) for processor in self._fresh]
-        self._texts += 1
+        self._sequences += 1
 
     def __len__(self) -> int:
         return len(self._chain)
 
     def apply(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Process one row `(1, vocabulary)` with the text `tokens` `(n,)` before it."""
+        """Process one row `(1, vocabulary)` that follows the sequence `tokens`, `(n,)`."""
         for processor in self._chain:
             logits = processor(tokens, logits)
         return logits
@@ -142,5 +141,5 @@ def _forked(processor: Processor) -> Processor:
     return processor.fork() if isinstance(processor, ForkableProcessor) else processor
 
 
-def _plain(processor: Processor) -> bool:
+def _is_function(processor: Processor) -> bool:
     return isinstance(processor, types.FunctionType | types.BuiltinFunctionType)

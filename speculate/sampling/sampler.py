@@ -1,4 +1,4 @@
-"""The target's choice of tokens: processors over the whole text, then a rule for the drafts."""
+"""The sampler of one sequence: logits processors, then an acceptance rule."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import mlx.core as mx
 
 from speculate.protocols import Choice, Decision, Draft, Sampler
 from speculate.sampling.acceptance import (
+    AcceptanceRule,
     BlockVerification,
-    ByEquality,
-    CallableChooser,
+    CallablePicker,
     Coupled,
+    ExactMatch,
     Greedy,
     Rejection,
-    Rule,
     SamplerCallable,
 )
-from speculate.sampling.filters import Law
+from speculate.sampling.filters import Distribution
 from speculate.sampling.options import Sampling
 from speculate.sampling.processors import Processor, Processors, penalties
 
 
 @final
-class Pipeline:
-    """Chooses the tokens of one text.
+class TokenSampler:
+    """Chooses the tokens of one sequence.
 
     Args:
-        rule: How drafts are judged.
-        processors: Applied to the target's logits first.
+        rule: Verifies drafts and draws tokens.
+        processors: Applied to the target's logits before the rule.
     """
 
-    def __init__(self, rule: Rule, processors: Processors) -> None:
+    def __init__(self, rule: AcceptanceRule, processors: Processors) -> None:
         self._rule = rule
         self._processors = processors
         self._history = mx.zeros((0,), dtype=mx.uint32)
@@ -42,7 +42,7 @@ class Pipeline:
 
     @property
     def launches_ahead(self) -> bool:
-        return self._processors.pure
+        return self._processors.is_stateless
 
     def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
         self._history = mx.array(list(history), dtype=mx.uint32)
@@ -54,62 +54,67 @@ class Pipeline:
 
     def verify(self, newest: mx.array, draft: Draft, logits: mx.array, /) -> Decision:
         if len(self._processors):
-            text = mx.concatenate([self._history, newest, draft.tokens])
-            if not self._processors.pure:
-                return self._row_by_row(text, draft, logits)
-            rows = [self._processed(text, draft, logits, row) for row in range(logits.shape[0])]
+            tokens = mx.concatenate([self._history, newest, draft.tokens])
+            if not self._processors.is_stateless:
+                return self._verify_row_by_row(tokens, draft, logits)
+            rows = [self._processed(tokens, draft, logits, row) for row in range(logits.shape[0])]
             logits = mx.concatenate(rows)
-        judged = self._rule.judge(logits, self._positions(0, logits.shape[0]), draft)
-        return Decision(judged.accepted, judged.tokens, logits)
+        verified = self._rule.verify(logits, self._positions(0, logits.shape[0]), draft)
+        return Decision(verified.accepted, verified.tokens, logits)
 
     def keep(self, tokens: mx.array, /) -> None:
         self._position += tokens.shape[0]
         if len(self._processors):
             self._history = mx.concatenate([self._history, tokens])
-            mx.async_eval(self._history)  # a processor may read it first in another thread
+            # A processor may read it in another thread, where this thread's streams are unknown.
+            mx.async_eval(self._history)
 
-    def _processed(self, text: mx.array, draft: Draft, logits: mx.array, row: int) -> mx.array:
-        known = text.shape[0] - draft.tokens.shape[0] + row
-        return self._processors.apply(text[:known], logits[row : row + 1])
+    def _processed(self, tokens: mx.array, draft: Draft, logits: mx.array, row: int) -> mx.array:
+        known = tokens.shape[0] - draft.tokens.shape[0] + row
+        return self._processors.apply(tokens[:known], logits[row : row + 1])
 
     def _positions(self, row: int, count: int) -> range:
-        """Positions in the text of the tokens that `count` rows are for."""
+        """Sequence positions that `count` rows from `row` on predict."""
         first = self._position + 1 + row
         return range(first, first + count)
 
-    def _row_by_row(self, text: mx.array, draft: Draft, logits: mx.array) -> Decision:
-        """Show processors a row only when it is sure to be text. Synchronises once a row."""
+    def _verify_row_by_row(self, tokens: mx.array, draft: Draft, logits: mx.array) -> Decision:
+        """Verify drafts one by one, calling processors only for rows whose prefix is accepted.
+
+        Synchronises once per row.
+        """
         rows: list[mx.array] = []
-        tokens: list[mx.array] = []
+        emitted: list[mx.array] = []
         while True:
             row = len(rows)
-            rows.append(self._processed(text, draft, logits, row))
+            rows.append(self._processed(tokens, draft, logits, row))
             one = Draft(draft.tokens[row : row + 1], draft.laws[row : row + 1])
-            judged = self._rule.judge(rows[-1], self._positions(row, 1), one)
-            if cast(int, judged.accepted.item()) == 0:
-                tokens.append(judged.tokens)
+            verified = self._rule.verify(rows[-1], self._positions(row, 1), one)
+            if cast(int, verified.accepted.item()) == 0:
+                emitted.append(verified.tokens)
                 break
-            tokens.append(one.tokens)
+            emitted.append(one.tokens)
             if cast(int, one.tokens.item()) in self._stop_tokens:
-                # The text ends with this draft: nothing is asked of the processors behind it.
-                tokens.append(one.tokens)
+                # The sequence ends here: processors are not called for the bonus token.
+                emitted.append(one.tokens)
                 break
-        accepted = mx.array(len(tokens) - 1, dtype=mx.int32)
-        scored = mx.concatenate(rows)
-        mx.async_eval(scored)  # whoever reads scores may do it in another thread
-        return Decision(accepted, mx.concatenate(tokens), scored)
+        accepted = mx.array(len(emitted) - 1, dtype=mx.int32)
+        processed = mx.concatenate(rows)
+        # Log-probabilities may be read in another thread.
+        mx.async_eval(processed)
+        return Decision(accepted, mx.concatenate(emitted), processed)
 
 
 @final
-class Choosing:
-    """Makes a sampler for each text of a decoder.
+class SamplerFactory:
+    """Makes a sampler for each sequence of a decoder.
 
     Args:
-        sampling: Options, or a sampler of mlx-lm.
+        sampling: Options, or an mlx-lm sampler.
         processors: The caller's logits processors.
 
     Raises:
-        OptionError: A processor may keep state and cannot be forked.
+        OptionError: A processor may keep state and has no `fork()`.
     """
 
     def __init__(
@@ -119,33 +124,33 @@ class Choosing:
         own = penalties(sampling) if isinstance(sampling, Sampling) else []
         self._processors = Processors(own, processors)
 
-    def begin_text(self) -> tuple[Sampler, int | None]:
-        """A sampler for one text, and the seed to have that text again.
+    def begin_sequence(self) -> tuple[Sampler, int | None]:
+        """A sampler for one sequence, and the seed that reproduces it.
 
-        Without a seed in the options a fresh one is drawn. It is `None` where nothing is
-        drawn, or by somebody else's sampler.
+        Without a seed in the options, one is drawn. It is `None` for greedy decoding and for
+        an mlx-lm sampler.
         """
         seed: int | None = None
         if isinstance(self._sampling, Sampling) and self._sampling.temperature > 0:
             given = self._sampling.seed
             seed = secrets.randbits(63) if given is None else given
-        self._processors.restart()
+        self._processors.reset()
         return self.sampler(seed or 0), seed
 
     def sampler(self, seed: int) -> Sampler:
-        """A sampler that goes on with the processors as they are."""
-        return Pipeline(_rule(self._sampling, seed), self._processors)
+        """A sampler that continues with the current state of the processors."""
+        return TokenSampler(_acceptance_rule(self._sampling, seed), self._processors)
 
 
-def _rule(sampling: Sampling | SamplerCallable, seed: int) -> Rule:
-    """How the drafts of one text are judged."""
+def _acceptance_rule(sampling: Sampling | SamplerCallable, seed: int) -> AcceptanceRule:
+    """The acceptance rule for one sequence."""
     if not isinstance(sampling, Sampling):
-        return ByEquality(CallableChooser(sampling))
+        return ExactMatch(CallablePicker(sampling))
     if sampling.temperature == 0:
-        return ByEquality(Greedy())
-    law = Law(sampling, seed)
+        return ExactMatch(Greedy())
+    distribution = Distribution(sampling, seed)
     if sampling.mode == "rejection":
-        return Rejection(law)
+        return Rejection(distribution)
     if sampling.mode == "block":
-        return BlockVerification(law)
-    return ByEquality(Coupled(law))
+        return BlockVerification(distribution)
+    return ExactMatch(Coupled(distribution))

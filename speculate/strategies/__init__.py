@@ -1,1 +1,1 @@
-"""Who drafts, how much, and when not to. Pure host code."""
+"""Strategies: which proposer drafts, and how many tokens."""

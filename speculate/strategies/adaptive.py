@@ -1,4 +1,4 @@
-"""How much time a strategy may lose to find out whether something else is better."""
+"""`Adaptive`: the proposer and depth with the highest expected speedup, round by round."""
 
 from __future__ import annotations
 
@@ -10,132 +10,138 @@ from typing import Final, Literal, final
 
 from speculate.errors import OptionError
 from speculate.protocols import Costs, Plan, Proposer, Round
+from speculate.strategies.acceptance import DECAY_INTERVAL_TOKENS
 from speculate.strategies.checking import check_proposer
-from speculate.strategies.contender import PLAIN, Contender, Offer, share_expectations
-from speculate.strategies.cost_store import CostStore, bucket, check_costs
-from speculate.strategies.survival import STALE
-from speculate.strategies.timing import Timing
+from speculate.strategies.cost_store import CostStore, check_costs, context_bucket
+from speculate.strategies.estimates import (
+    PLAIN_ROUND,
+    Candidate,
+    Forecast,
+    ProposerEstimate,
+    share_priors,
+)
+from speculate.strategies.round_times import RoundTimes
 from speculate.validation import refuse, validated_choice, validated_flag
 
-SHARE: Final = 1 / 300
-"""Part of the time that trials may cost."""
+MAX_DEPTH: Final = 12
+"""Most tokens of a draft. Deeper drafts pay only for copies of long passages."""
 
-START: Final = 1.0
-"""Plain steps that trials may cost before any were earned."""
+OPTIMISM_SIGMAS: Final = 0.5
+"""Standard deviations added to an acceptance rate when exploring. More explores more."""
 
-MOST: Final = 3.0
-"""Plain steps that may be saved up for trials."""
+RETRY_AFTER_ROUNDS: Final = 400
+"""Rounds without a proposer after which it is explored again, whatever its acceptance rate."""
 
+CATCH_UP_HORIZON_TOKENS: Final = 400
+"""Tokens within which feeding a backlog has to pay."""
 
-@final
-class Trials:
-    """An account that every round pays into, and that trials are paid from, in plain steps.
+PROBE_MIN_TOKENS: Final = 64
+"""Remaining tokens from which measuring the costs first is worthwhile."""
 
-    A trial is paid when it is made, as what it is expected to lose, and made up for when its
-    tokens are known: what was hoped for in vain is not there for the next one.
-    """
+EXPLORATION_SHARE: Final = 1 / 300
+"""Fraction of the decoding time that exploration may cost."""
 
-    def __init__(self) -> None:
-        self._saved = START
-        self._made: tuple[Offer, Offer] | None = None
+INITIAL_BALANCE_STEPS: Final = 1.0
+"""Exploration budget at the start, in plain rounds."""
 
-    @property
-    def saved(self) -> float:
-        """What there is to pay trials from; below 0 where they gave less than was expected."""
-        return self._saved
-
-    def begin(self) -> None:
-        """Another text begins: what a trial gave in the last one is not told any more."""
-        self._made = None
-
-    def earn(self, time: float) -> None:
-        """A round takes so long."""
-        self._save(SHARE * time)
-
-    def pay(self, trial: Offer, price: float, best: Offer) -> bool:
-        """Pay for a trial, if there is enough.
-
-        Args:
-            trial: What would be done.
-            price: What it is expected to lose.
-            best: What would be done otherwise.
-        """
-        if price > self._saved:
-            return False
-        self._saved -= price
-        self._made = trial, best
-        return True
-
-    def observe(self, round: Round) -> None:
-        """Make up for a trial that gave fewer tokens than were expected of it, or more."""
-        if self._made is None:
-            return
-        trial, best = self._made
-        name = trial.contender.name if trial.contender else None
-        # The next plan may be made before its round, where that is plain.
-        if round.asked != name or round.planned != trial.depth:
-            return
-        self._made = None
-        if round.cut:
-            return
-        won = round.emitted - trial.tokens
-        if trial.contender is best.contender:
-            # One draft more: what was wrong in front of it would have been wrong without it, too.
-            won = max(0, round.accepted - best.depth) - (trial.tokens - best.tokens)
-        self._save(won / best.rate)
-
-    def _save(self, time: float) -> None:
-        self._saved = min(self._saved + time, MOST)
-
-
-DEEPEST: Final = 12
-"""Most tokens of a draft. Deeper ones pay for copies of long passages only."""
-
-OPTIMISM: Final = 0.5
-"""Standard deviations by which a trial may hope for more than was seen."""
-
-FORGOTTEN: Final = 400
-"""Rounds without a proposer after which it is tried again, whatever was seen of it."""
-
-HORIZON: Final = 400
-"""Tokens of text over which it has to pay that a proposer catches up."""
-
-WORTH_MEASURING: Final = 64
-"""Tokens to emit for which measuring the costs beforehand is worth while."""
+MAX_BALANCE_STEPS: Final = 3.0
+"""Largest exploration budget that can accumulate, in plain rounds."""
 
 _logger = logging.getLogger(__name__)
 
-Look = tuple[Contender, tuple[int, int], float]
-"""Who can draft, what, and the time in which it first takes in what it missed."""
+Availability = tuple[ProposerEstimate, Forecast, float]
+"""A proposer that can draft now: estimate, (kind, max depth), catch-up time in plain rounds."""
+
+
+@final
+class ExplorationBudget:
+    """The time that exploration may cost, in plain rounds.
+
+    Every round adds to it. Exploring a candidate spends the loss that is expected of it, and is
+    corrected once its emitted tokens are known, so that a disappointing result reduces further
+    exploration.
+    """
+
+    def __init__(self) -> None:
+        self._balance = INITIAL_BALANCE_STEPS
+        self._explored: tuple[Candidate, Candidate] | None = None
+
+    @property
+    def balance(self) -> float:
+        """Plain rounds available; negative if exploration lost more than expected."""
+        return self._balance
+
+    def begin(self) -> None:
+        """Start a sequence. The result of an exploration in the last one is not awaited."""
+        self._explored = None
+
+    def accrue(self, time: float) -> None:
+        """Add the share of a round that takes `time` plain rounds."""
+        self._add(EXPLORATION_SHARE * time)
+
+    def spend(self, candidate: Candidate, price: float, best: Candidate) -> bool:
+        """Pay for exploring a candidate, if the balance allows it.
+
+        Args:
+            candidate: The candidate to explore.
+            price: Its expected loss, in plain rounds.
+            best: What would be done otherwise.
+        """
+        if price > self._balance:
+            return False
+        self._balance -= price
+        self._explored = candidate, best
+        return True
+
+    def observe(self, round: Round) -> None:
+        """Correct the balance by the difference between emitted and expected tokens."""
+        if self._explored is None:
+            return
+        explored, best = self._explored
+        name = explored.estimate.name if explored.estimate else None
+        # A plan may be made before the previous round is observed, if that round is plain.
+        if round.asked != name or round.planned != explored.depth:
+            return
+        self._explored = None
+        if round.cut:
+            return
+        won = round.emitted - explored.tokens
+        if explored.estimate is best.estimate:
+            # One draft more: earlier mistakes would have been made without it, too.
+            won = max(0, round.accepted - best.depth) - (explored.tokens - best.tokens)
+        self._add(won / best.rate)
+
+    def _add(self, time: float) -> None:
+        self._balance = min(self._balance + time, MAX_BALANCE_STEPS)
 
 
 @final
 class Adaptive:
-    """Picks a proposer and a depth in each round, or nobody.
+    """Picks the proposer and depth with the highest expected speedup in each round, or none.
 
-    A round with `k` drafts is expected to give `1 + S_1 + ... + S_k` tokens, where `S_j` is
-    the chance that the first `j` drafts are all right, and to take as long as such rounds
-    took. The round with the most tokens per unit of time is made, a plain one included. The
-    chances are learned from every draft that was compared with the text, lookups' also in
-    rounds where others drafted; the times are measured once and kept current. A part of the
-    time, a third of a percent, is spent on trying what may be better than it looks. A text's
-    first round is plain, so that its first token waits for nobody.
+    A round with `k` drafts is expected to emit `1 + S_1 + ... + S_k` tokens, where `S_j` is the
+    probability that the first `j` drafts are all accepted, and to take as long as such rounds
+    took before. The round with the most tokens per unit of time is chosen, plain decoding
+    included. The probabilities are learned from every draft that was compared with the
+    sequence, for lookups also in rounds in which others drafted. The times are measured once
+    and kept current. A third of a percent of the time is spent on exploration. The first round
+    of a sequence is plain, so that the first token is not delayed.
 
-    A proposer that raises is left alone for the rest of the text, after one warning in the
-    log of `speculate`.
+    A proposer that raises is not used for the rest of the sequence, after one warning in the
+    log `speculate`.
 
     Args:
-        proposers: Who may draft. By name they must differ.
-        clock: `"wall"` to go by measured times; `"fixed"` to go by a table alone, so that
-            the same request is decoded with the same choices every time.
-        costs: The table to start from. By default what was measured before with this model,
-            its proposers, machine and version of MLX, or else is measured behind the first
-            token of the first long enough text: about 25 forwards.
-        measure: Whether to measure; without, the table starts from a guess.
-        cache_folder: Where measured costs are kept, by default in the user's cache folder.
+        proposers: The proposers to choose from. Their names must differ.
+        clock: `"wall"` to use measured times; `"fixed"` to use a table alone, so that the same
+            request always leads to the same choices.
+        costs: The table to start from, in seconds. By default, costs measured before with this
+            model, its proposers, machine and version of MLX; otherwise they are measured after
+            the first token of the first sequence that is long enough, in about 25 forwards.
+        measure: Whether to measure costs; if not, the table starts from defaults.
+        cache_folder: Where measured costs are stored; by default the user's cache folder.
 
     Raises:
-        OptionError: An option cannot be used.
+        OptionError: An option is invalid.
     """
 
     def __init__(
@@ -159,21 +165,28 @@ class Adaptive:
         for proposer in proposers:
             check_proposer(proposer)
         self._proposers = proposers
-        self._contenders = [Contender(proposer) for proposer in proposers]
-        self._finders = [contender for contender in self._contenders if contender.free]
-        self._free = {contender.name: contender.free for contender in self._contenders}
+        self._estimates = [ProposerEstimate(proposer) for proposer in proposers]
+        self._free_estimates = [estimate for estimate in self._estimates if estimate.free]
+        self._free = {estimate.name: estimate.free for estimate in self._estimates}
         self._fixed = clock == "fixed"
         self._measures = measure and costs is None and not self._fixed and bool(proposers)
         self._store = CostStore(cache_folder)
         self._key: str | None = None
         self._known: dict[tuple[str | None, int], Costs] = {}
-        self._timing = Timing(costs, self._free, DEEPEST)
-        self._trials = Trials()
+        self._times = RoundTimes(costs, self._free, MAX_DEPTH)
+        self._budget = ExplorationBudget()
         self._rate = 1.0
         self._plans = 0
-        self._first = False  # the next round gives a text's first token, which waits for no draft
-        self._plain_until = 0  # so many plans nobody drafts, unless something is found
-        self._behind: dict[str, int] = {}
+        self._first = False  # whether the next round emits the first token of a sequence
+        self._plain_until = 0  # number of the plan up to which only lookups may draft
+        self._backlogs: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        names = ", ".join(proposer.name for proposer in self._proposers) or "no proposers"
+        clock = "fixed" if self._fixed else "wall"
+        baseline = self.plain_seconds
+        known = f"plain round {baseline * 1e3:.3g} ms" if baseline else "no round timed"
+        return f"<Adaptive: {names}; {clock} clock, {known}>"
 
     @property
     def proposers(self) -> Sequence[Proposer]:
@@ -181,158 +194,169 @@ class Adaptive:
 
     @property
     def plain_seconds(self) -> float:
-        """Time of a plain round as it is now, in seconds; 0 before any was timed."""
-        return self._timing.plain_seconds
+        """Current duration of a plain round, in seconds; 0 before any was timed."""
+        return self._times.baseline_seconds
 
     def plan(self, remaining: int | None, /) -> Plan:
         self._plans += 1
         if self._first:
             self._first = False
             return Plan(predicted=1.0, plain_seconds=self.plain_seconds or None)
-        if not self._fixed and self._timing.doubts_plain(self._rate):
+        if not self._fixed and self._times.needs_baseline(self._rate):
             return Plan()
-        # Where nobody drafts little is learned: it need not be decided anew for every token.
-        rests = self._plans < self._plain_until and not self._looks(1, self._finders)
-        horizon = HORIZON if remaining is None else min(HORIZON, remaining)
-        best = PLAIN if rests else self._choose(horizon)
+        # Plain rounds teach little, so that the decision need not be made again for each.
+        rests = self._plans < self._plain_until and not self._available(1, self._free_estimates)
+        horizon = (
+            CATCH_UP_HORIZON_TOKENS
+            if remaining is None
+            else min(CATCH_UP_HORIZON_TOKENS, remaining)
+        )
+        best = PLAIN_ROUND if rests else self._choose(horizon)
         self._rate = best.rate
-        self._trials.earn(best.time)
+        self._budget.accrue(best.time)
         plain = self.plain_seconds or None
-        if best.contender is None:
-            if not rests and horizon > STALE:
-                self._plain_until = self._plans + STALE
+        if best.estimate is None:
+            if not rests and horizon > DECAY_INTERVAL_TOKENS:
+                self._plain_until = self._plans + DECAY_INTERVAL_TOKENS
             return Plan(predicted=1.0, plain_seconds=plain)
-        proposer = best.contender.proposer
+        proposer = best.estimate.proposer
         return Plan(proposer, best.depth, predicted=best.rate, plain_seconds=plain)
 
     def observe(self, round: Round, /) -> None:
-        for contender in self._contenders:
+        for estimate in self._estimates:
             try:
-                contender.observe(round)
+                estimate.observe(round)
             except Exception as error:
-                self.failed(contender.proposer, error)
+                self.failed(estimate.proposer, error)
         if round.asked is not None:
             self._plain_until = 0
-            share_expectations(self._contenders)
-        self._trials.observe(round)
+            share_priors(self._estimates)
+        self._budget.observe(round)
         timed = 0.0 < round.seconds < math.inf
         if self._fixed or round.cut or not timed:
             return
         if round.proposer is not None:
-            behind = self._behind.get(round.proposer, 0)
-            self._timing.observe(round.proposer, round.drafted, round.seconds, behind)
+            backlog = self._backlogs.get(round.proposer, 0)
+            self._times.observe(round.proposer, round.drafted, round.seconds, backlog)
         elif round.asked is None and round.ahead < round.seconds:
-            # The device was at work all the while, also when the caller was.
-            self._timing.observe_plain(round.seconds + round.ahead)
+            # The device was busy throughout, also while the caller was.
+            self._times.observe_plain(round.seconds + round.ahead)
 
     def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
         if not self._measures:
             return False
-        place = (key, bucket(context))
+        place = (key, context_bucket(context))
         known = self._known.get(place)
         if known is None and key is not None:
             known = self._store.load(key, context)
         self._key = key
         if known is None:
-            return remaining is None or remaining >= WORTH_MEASURING
+            return remaining is None or remaining >= PROBE_MIN_TOKENS
         if place not in self._known:
             self._known = {place: known}
-            self._timing = Timing(known, self._free, DEEPEST, lately=False)
+            self._times = RoundTimes(known, self._free, MAX_DEPTH, fresh=False)
         return False
 
     def take_costs(self, costs: Costs, /) -> None:
-        self._known = {(self._key, bucket(costs.context)): costs}
-        self._timing = Timing(costs, self._free, DEEPEST)
+        self._known = {(self._key, context_bucket(costs.context)): costs}
+        self._times = RoundTimes(costs, self._free, MAX_DEPTH)
         if self._key is not None:
             self._store.save(self._key, costs)
 
     def begin(self) -> None:
         self._first = True
         self._plain_until = 0
-        self._trials.begin()
-        for contender in self._contenders:
-            contender.begin()
-        share_expectations(self._contenders)
+        self._budget.begin()
+        for estimate in self._estimates:
+            estimate.begin()
+        share_priors(self._estimates)
 
     def failed(self, proposer: Proposer, error: Exception, /) -> None:
         _logger.warning(
-            "proposer '%s' raised %r and is left alone until the next text",
+            "proposer '%s' raised %r and is not used for the rest of this sequence",
             proposer.name,
             error,
             exc_info=error,
         )
-        for contender in self._contenders:
-            if contender.proposer is proposer:
-                contender.failed = True
+        for estimate in self._estimates:
+            if estimate.proposer is proposer:
+                estimate.failed = True
 
-    def _choose(self, horizon: int) -> Offer:
-        """The best offer, or one that may be better and is worth a try.
+    def _choose(self, horizon: int) -> Candidate:
+        """The best candidate, or one worth exploring.
 
         Args:
-            horizon: Tokens that are to come, or as far as it is worth looking ahead.
+            horizon: Tokens still to be emitted, at most `CATCH_UP_HORIZON_TOKENS`.
         """
-        best = hope = PLAIN
-        looks = self._looks(min(DEEPEST, horizon - 1), self._contenders)
-        # Where no trial can be paid nobody has to be hoped for.
-        affordable = self._trials.saved > 0.0
-        for contender, look, first in looks:
-            times = self._timing.of(contender.name)
-            offer = contender.best(times, look)
-            if offer.rate > best.rate and not (first and contender.looks_better()):
-                best = max(best, offer.after(first, horizon), key=_rate)
+        best = hope = PLAIN_ROUND
+        available = self._available(min(MAX_DEPTH, horizon - 1), self._estimates)
+        # Optimistic rates matter only if exploration can be paid for.
+        affordable = self._budget.balance > 0.0
+        for estimate, forecast, catch_up in available:
+            times = self._times.of(estimate.name)
+            found = estimate.best(times, forecast)
+            if found.rate > best.rate and not (catch_up and estimate.is_recovering()):
+                best = max(best, found.with_catch_up(catch_up, horizon), key=_rate)
             if affordable:
-                hoped_for = contender.best(times, look, OPTIMISM)
-                if hoped_for.rate > hope.rate:
-                    hope = max(hope, hoped_for.after(first, horizon), key=_rate)
-        trial = self._trial(looks, best, hope) if affordable else None
-        if trial is None and best.contender is None:
-            return self._at_a_venture(min(DEEPEST, horizon - 1))
-        return trial or best
+                optimistic = estimate.best(times, forecast, OPTIMISM_SIGMAS)
+                if optimistic.rate > hope.rate:
+                    hope = max(hope, optimistic.with_catch_up(catch_up, horizon), key=_rate)
+        exploration = self._explore(available, best, hope) if affordable else None
+        if exploration is None and best.estimate is None:
+            return self._blind_candidate(min(MAX_DEPTH, horizon - 1))
+        return exploration or best
 
-    def _trial(self, looks: Sequence[Look], best: Offer, hope: Offer) -> Offer | None:
-        """An offer that may be better than the best, if there is enough saved to try it."""
-        for contender, look, first in looks:
-            # One draft more shows whether a proposer is worth more, and costs least.
-            depth = 1 + (best.depth if contender is best.contender else 0)
-            hoped = contender is hope.contender and depth <= hope.depth
-            idle = self._timing.idle(contender.name)
-            unknown = idle >= FORGOTTEN or (
-                hope.contender is None and self._nobody_is_known(contender)
+    def _explore(
+        self, available: Sequence[Availability], best: Candidate, hope: Candidate
+    ) -> Candidate | None:
+        """A candidate that may beat the best one, if the budget covers its expected loss."""
+        for estimate, forecast, catch_up in available:
+            # One more draft is the cheapest way to find out whether a proposer is better.
+            depth = 1 + (best.depth if estimate is best.estimate else 0)
+            hoped = estimate is hope.estimate and depth <= hope.depth
+            idle = self._times.idle_rounds(estimate.name)
+            unknown = idle >= RETRY_AFTER_ROUNDS or (
+                hope.estimate is None and self._all_unknown(estimate)
             )
-            if hoped or (contender is not best.contender and unknown):
-                trial = contender.at(depth, self._timing.of(contender.name), look)
-                loss = first + trial.time - trial.tokens / best.rate
-                # Whoever was slow may not be any more.
-                price = loss if idle < FORGOTTEN * loss else min(loss, MOST)
-                if self._trials.pay(trial, price, best):
-                    return trial
+            if hoped or (estimate is not best.estimate and unknown):
+                candidate = estimate.at(depth, self._times.of(estimate.name), forecast)
+                loss = catch_up + candidate.time - candidate.tokens / best.rate
+                # A proposer that was slow may have become faster: after long enough the price
+                # is capped so that it can be paid.
+                price = loss if idle < RETRY_AFTER_ROUNDS * loss else min(loss, MAX_BALANCE_STEPS)
+                if self._budget.spend(candidate, price, best):
+                    return candidate
         return None
 
-    def _nobody_is_known(self, contender: Contender) -> bool:
-        """Whether hardly anything was seen of it, and nothing of others that it might be like."""
-        others = (one for one in self._contenders if one is not contender)
-        return contender.hardly_seen and all(one.first_chance is None for one in others)
+    def _all_unknown(self, estimate: ProposerEstimate) -> bool:
+        """Whether it has little evidence, and no other proposer has a rate to infer its own."""
+        others = (one for one in self._estimates if one is not estimate)
+        return estimate.has_little_evidence and all(one.first_draft_rate is None for one in others)
 
-    def _at_a_venture(self, deepest: int) -> Offer:
-        """A plain round, or one in which somebody may find something once its token is known."""
-        offers = [one.at_a_venture(self._timing.of(one.name), deepest) for one in self._contenders]
-        return max(offers, key=_rate, default=PLAIN)
+    def _blind_candidate(self, max_depth: int) -> Candidate:
+        """A plain round, or one that asks a lookup that may find a match at the last token."""
+        candidates = [
+            one.blind_candidate(self._times.of(one.name), max_depth) for one in self._estimates
+        ]
+        return max(candidates, key=_rate, default=PLAIN_ROUND)
 
-    def _looks(self, deepest: int, contenders: Sequence[Contender]) -> list[Look]:
-        """Those who can draft now, what, and the time in which they take in what they missed."""
-        looks = []
-        for contender in contenders:
+    def _available(
+        self, max_depth: int, estimates: Sequence[ProposerEstimate]
+    ) -> list[Availability]:
+        """The proposers that can draft now."""
+        found = []
+        for estimate in estimates:
             try:
-                look, behind = contender.look(deepest), contender.behind()
-                first = self._timing.catching_up(contender.name, behind)
+                forecast, backlog = estimate.forecast(max_depth), estimate.backlog()
+                catch_up = self._times.catch_up_time(estimate.name, backlog)
             except Exception as error:
-                self.failed(contender.proposer, error)
+                self.failed(estimate.proposer, error)
             else:
-                self._behind[contender.name] = behind
-                if look[1]:
-                    looks.append((contender, look, first))
-        return looks
+                self._backlogs[estimate.name] = backlog
+                if forecast[1]:
+                    found.append((estimate, forecast, catch_up))
+        return found
 
 
-def _rate(offer: Offer) -> float:
-    return offer.rate
+def _rate(candidate: Candidate) -> float:
+    return candidate.rate

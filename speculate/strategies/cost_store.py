@@ -1,4 +1,4 @@
-"""Measured costs, kept in the user's cache folder from one process to the next."""
+"""Measured costs, stored in the user's cache folder across processes."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ import platformdirs
 
 from speculate.protocols import Costs
 
-SMALLEST: Final = 256
-"""Shorter contexts cost what this one does."""
+MIN_CONTEXT: Final = 256
+"""Context length, in tokens, that stands for all shorter ones."""
 
-LONGEST: Final = 1e4
-"""Seconds that nothing measured takes."""
+MAX_PLAUSIBLE_SECONDS: Final = 1e4
+"""Upper bound of a plausible measurement, in seconds."""
 
 _logger = logging.getLogger(__name__)
 
 
-def bucket(context: int) -> int:
-    """The context length that stands for `context`: a power of two, at least 256."""
-    return max(SMALLEST, 1 << (context - 1).bit_length()) if context > 0 else SMALLEST
+def context_bucket(context: int) -> int:
+    """`context` rounded up to a power of two, at least 256 tokens."""
+    return max(MIN_CONTEXT, 1 << (context - 1).bit_length()) if context > 0 else MIN_CONTEXT
 
 
 @final
 class CostStore:
-    """One file for each model with its proposers and machine, and context length.
+    """One file per key and context length; a key is a model, its proposers and the machine.
 
-    What cannot be read is measured again, and what cannot be written is not kept.
+    Costs that cannot be read are measured again; costs that cannot be written are not stored.
 
     Args:
-        folder: Where; by default `speculate` in the user's cache folder.
+        folder: Folder of the files; by default `speculate` in the user's cache folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
 
     def load(self, key: str, context: int) -> Costs | None:
-        """What was measured under `key` at this context length, or `None`."""
+        """The costs stored under `key` at this context length, or `None`."""
         path = self._path(key, context)
         try:
             return _costs(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
-            _logger.warning("ignored costs in %s, which cannot be read", path)
+            _logger.warning("ignored the costs in %s, which cannot be read", path)
             return None
 
     def save(self, key: str, costs: Costs) -> None:
-        """Keep what was measured."""
+        """Store measured costs under `key`."""
         path = self._path(key, costs.context)
         own = f".{os.getpid()}.{threading.get_ident()}.tmp"
         beside = path.with_suffix(own)
@@ -65,32 +65,35 @@ class CostStore:
             beside.write_text(json.dumps({"key": key, **attrs.asdict(costs)}), encoding="utf-8")
             beside.replace(path)
         except OSError as error:
-            _logger.info("measured costs are not kept: %s", error)
+            _logger.info("measured costs are not stored: %s", error)
             with suppress(OSError):
                 beside.unlink()
 
     def _path(self, key: str, context: int) -> Path:
         folder = self._folder or platformdirs.user_cache_path("speculate", appauthor=False)
         name = hashlib.sha256(key.encode()).hexdigest()[:24]
-        return folder / "costs" / f"{name}-{bucket(context)}.json"
+        return folder / "costs" / f"{name}-{context_bucket(context)}.json"
 
 
 def check_costs(costs: Costs) -> Costs:
-    """The same costs.
+    """Return the costs if they are valid.
 
     Raises:
-        ValueError: They are no times that a strategy could go by.
+        ValueError: A time is missing or implausible.
     """
     rows, seconds = list(costs.forward), [*costs.forward.values(), *costs.draft.values()]
     if 1 not in rows or len(rows) < 2 or min(rows) < 1:
-        raise ValueError(f"costs need the times of 1 row and of more, got those of {rows}")
-    if not all(0 <= time < LONGEST for time in seconds) or 0 in costs.forward.values():
-        raise ValueError(f"costs are times in seconds, of a forward more than 0; got {seconds}")
+        raise ValueError(f"costs need the times of 1 row and of more rows, got those of {rows}")
+    if (
+        not all(0 <= time < MAX_PLAUSIBLE_SECONDS for time in seconds)
+        or 0 in costs.forward.values()
+    ):
+        raise ValueError(f"costs must be times in seconds, above 0 for a forward; got {seconds}")
     return costs
 
 
 def _costs(entry: object) -> Costs:
-    """Costs as they are in a file."""
+    """Parse the content of a file."""
     if not isinstance(entry, dict):
         raise TypeError("not an object")
     fields = cast("dict[str, dict[str, float]]", entry)

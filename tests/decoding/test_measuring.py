@@ -23,7 +23,7 @@ from speculate import (
 )
 from speculate.decoding.cost_probe import REPEATS, ROWS
 from speculate.protocols import Costs, Forward, Plan, Proposer, Round, Strategy
-from speculate.strategies.adaptive import WORTH_MEASURING
+from speculate.strategies.adaptive import PROBE_MIN_TOKENS
 from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests import tiny
 from tests.decoding import kit
@@ -207,12 +207,12 @@ def test_another_model_and_other_proposers_are_measured_for_themselves(tmp_path:
 def test_a_short_text_and_one_without_a_clock_measure_nothing(tmp_path: Path) -> None:
     model = Named(kit.get("dense").model)
     strategy = Adaptive(drafts(), cache_folder=tmp_path)
-    assert not measured(model, strategy, WORTH_MEASURING - 1)
+    assert not measured(model, strategy, PROBE_MIN_TOKENS - 1)
     assert not measured(model, Adaptive(drafts(), cache_folder=tmp_path, measure=False))
     assert not measured(model, Adaptive(drafts(), cache_folder=tmp_path, clock="fixed"))
     assert not measured(model, Adaptive(cache_folder=tmp_path))
     assert list(tmp_path.iterdir()) == []
-    assert measured(model, strategy, WORTH_MEASURING)
+    assert measured(model, strategy, PROBE_MIN_TOKENS)
 
 
 # It waits until the first token is out.

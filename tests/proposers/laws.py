@@ -24,7 +24,7 @@ def check_draft_model(draft: str, text: Sequence[int], watched: WatchedProposer)
 
 
 def ideal_of_head(name: kit.Tiny, text: Sequence[int], newest: int, depth: int) -> list[int]:
-    """What a head chains to behind a text, when it takes in all of it at once."""
+    """What a head chains after a sequence that it is fed at once."""
     model = name.model
     assert model.head is not None
     hidden = model.forward(mx.array([text]), model.make_cache()).hidden

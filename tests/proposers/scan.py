@@ -91,7 +91,7 @@ def told(
 def generate(proposer: Proposer, text: Sequence[int], rounds: Iterable[int]) -> None:
     """Tell text that came in rounds of so many tokens, until it or the rounds are used up.
 
-    A round of one token is launched ahead: the newest token is not known.
+    A round of one token is launched as lookahead: the last token is not known.
     """
     start = 0
     for count in rounds:
@@ -104,14 +104,14 @@ def generate(proposer: Proposer, text: Sequence[int], rounds: Iterable[int]) -> 
 
 
 def asked(proposer: Proposer, newest: int, limit: int) -> list[int]:
-    """What it drafts behind a token."""
+    """Its draft after a token."""
     return to_ints(proposer.propose(mx.array([newest], dtype=mx.uint32), limit, no_choice).tokens)
 
 
 def check_lookup(
     scan: Scan, text: Sequence[int], watched: WatchedProposer, limits: Sequence[int], start: int = 0
 ) -> None:
-    """Every draft is what a scan of the text says, of which the first `start` are unseen."""
+    """Every draft is what a scan of the sequence finds, without its first `start` tokens."""
     assert watched.drafts
     for length, newest, ids in watched.drafts:
         seen = [*text[start:length], newest]

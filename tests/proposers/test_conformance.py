@@ -1,4 +1,4 @@
-"""Every proposer, against the laws of the conformance kit."""
+"""Every proposer, against the contracts of the conformance kit."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_drafts_are_those_of_a_cold_prefill(case: tuple[str, tuple[int, ...]]) -
     draft, depths = case
     name, prompt = "dense", kit.text_of(7)
     text = [*prompt, *kit.truth(name, prompt, 24)]
-    # Nearly always wrong, past two windows: each draft is taken back.
+    # Nearly always wrong, past two windows: each draft is rolled back.
     watched = WatchedProposer(DraftModel(kit.get(draft).model))
     strategy = ScheduledStrategy([(watched, k) for k in depths])
     tokens = kit.decode(name, strategy, prompt, 24)
@@ -66,7 +66,7 @@ def test_a_proposer_that_paused_is_right_again_at_once(
     name: str, flush: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Twenty rounds without drafts: more than wait, and more than share a forward.
-    monkeypatch.setattr(_chain, "FLUSH", flush)
+    monkeypatch.setattr(_chain, "MAX_BACKLOG", flush)
     proposer = DraftModel(kit.get(name).model)
     strategy = ScheduledStrategy([(proposer, k) for k in [3, *[0] * 20, 3]])
     decoder = Decoder(kit.get(name).model, strategy)
@@ -154,5 +154,5 @@ def test_who_is_not_asked_takes_nothing_in_and_catches_up_in_one_go() -> None:
     for token in Decoder(kit.get("dense").model, strategy).generate(prompt, 18):
         tokens.append(token)
         assert bool(draft.widths) == (len(tokens) > 15)
-    assert draft.widths[0] > _chain.BATCHED
+    assert draft.widths[0] > _chain.MAX_SHARED_BACKLOG
     check_draft_model("qwen3_5", [*prompt, *kit.ids_of(tokens)], watched)

@@ -87,7 +87,7 @@ def test_a_long_quotation() -> None:
     proposer, text = after([*range(30), 90]), [90, 3, 4, *range(5, 25), 91]
     generate(proposer, text, [3] * 8)
     found = counted(proposer.hindsight())
-    # Drafts behind 3, 4 and each of the next places; the last one's first token is wrong.
+    # Drafts after 3, 4 and each of the next places; the last one's first token is wrong.
     assert found[2, 0, True] == found[3, 0, True] == found[4, 0, True] == 1
     # From the fifth place in a row on, the copy is under way.
     assert found[5, 0, True] == 1
@@ -104,7 +104,7 @@ def test_a_quotation_of_which_the_newer_copy_lacks_the_beginning() -> None:
     text = [*prompt, 1, 2, 3, 4, 5, *rest, 97]
     proposer = after(prompt)
     generate(proposer, text[len(prompt) - 1 :], [4] * 10)
-    # Each draft behind 1 copies from the first, and each one later on from the second.
+    # Each draft after 1 copies from the first, and each one later on from the second.
     wanted = Scan().hindsight(text, len(prompt))
     assert counted(proposer.hindsight()) == wanted
     assert [wanted[kind, FORESEEN - 1, True] for kind in (2, 3, 4)] == [1, 1, 1]
@@ -116,7 +116,7 @@ def test_prompts_are_searched_and_not_scored() -> None:
     assert proposer.outlook() == Outlook(5, FORESEEN)
     generate(proposer, [4, 1, 2], [2])
     assert counted(proposer.hindsight()) == {(5, 0, True): 1}
-    # The next turn: nobody knows how the text would have gone on.
+    # The next turn: how the sequence would have continued is unknown.
     proposer.commit(told([7, 7, 7]))
     assert not proposer.hindsight()
     generate(proposer, [7, 8], [1, 1])

@@ -80,7 +80,7 @@ def check_content(draft: str, layers: list[Rollbackable], text: list[int]) -> No
 def test_a_prefill_that_is_broken_off_takes_a_cache_handed_over_back_too(
     draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_chain, "FLUSH", 2)
+    monkeypatch.setattr(_chain, "MAX_BACKLOG", 2)
 
     def stop(done: int, total: int) -> None:
         if done == 8:

@@ -25,7 +25,7 @@ QUOTES: Final = (21, 22, 11, 12, 13)
 
 
 def filled(name: str) -> list[object]:
-    """A cache that holds the turn, filled by somebody else."""
+    """A cache that holds the turn, filled elsewhere."""
     caches = kit.stock_caches(name)
     list(sp.Decoder(kit.get(name).model, sp.Off()).generate(TURN, 0, caches))
     return caches
@@ -60,7 +60,7 @@ def test_it_stays_in_step_with_the_text_however_much_it_was_told() -> None:
 
 
 class Listener(WatchedProposer):
-    """Notes what it is told of earlier turns."""
+    """Records the ids of earlier turns that it receives."""
 
     def __init__(self) -> None:
         super().__init__(sp.PromptLookup())
@@ -114,7 +114,7 @@ TURNS: Final = ((*TURN, *QUOTES), LONG)
 def resumed(
     name: str, draft: sp.SpeculativeModel, turn: Sequence[int], history: Sequence[int]
 ) -> sp.Stats:
-    """What a turn takes over a cache that somebody else filled; its text is checked."""
+    """What a turn takes over a cache that was filled elsewhere; its output is checked."""
     caches = kit.stock_caches(name)
     list(sp.Decoder(kit.get(name).model, sp.Off()).generate(turn, 0, caches))
     decoder = sp.Decoder(kit.get(name).model, sp.Fixed(sp.DraftModel(draft), 4))
@@ -168,10 +168,10 @@ def test_a_history_with_ids_that_the_draft_lacks_is_read_as_a_live_text_is() -> 
 def test_a_history_is_read_when_a_draft_is_asked_for_and_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_chain, "CHUNK", 32)
+    monkeypatch.setattr(_chain, "FLUSH_CHUNK", 32)
     draft = Counted(kit.get("small_dense").model)
     resumed("dense", draft, LONG, LONG)
-    # The prompt's first tokens come behind the turn's, and the draft's first step after them.
+    # The prompt's first tokens come after the turn's, and the draft's first step after them.
     assert draft.widths[:4] == [32, 32, 28, 1]
     proposer = sp.DraftModel(draft)
     draft.widths.clear()

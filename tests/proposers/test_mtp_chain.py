@@ -36,7 +36,7 @@ def test_a_real_head_never_changes_the_text(case: tuple[str, int]) -> None:
 def test_drafts_after_a_pause_are_those_of_a_head_that_took_in_everything(
     depths: tuple[int, ...], flush: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_chain, "FLUSH", flush)
+    monkeypatch.setattr(_chain, "MAX_BACKLOG", flush)
     tiny = with_head("qwen3_5")
     watched = WatchedProposer(MTPChain())
     strategy = ScheduledStrategy([(watched, k) for k in depths])

@@ -58,7 +58,7 @@ class Run:
 
 
 def check_rows(rows: Sequence[Row], text: Sequence[int], start: int = 0) -> None:
-    """Rows are those of tokens `start` to the end of a text, and `NEXT` behind it."""
+    """Rows are those of tokens `start` to the end of a sequence, and `NEXT` after it."""
     assert [row.position for row in rows] == list(range(start, len(text)))
     assert [row.token for row in rows] == [*text[start + 1 :], NEXT]
     model = kit.get(NAME).model
@@ -115,7 +115,7 @@ def test_rounds_that_another_proposer_drafted_leave_no_hole() -> None:
 def test_rows_that_wait_long_are_taken_in_between(
     flush: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_chain, "FLUSH", flush)
+    monkeypatch.setattr(_chain, "MAX_BACKLOG", flush)
     run = Run(kit.PROMPT, [0] * 9 + [3, 2], wrong={17}, step=2)
     tokens = kit.ids_of(run.decoder.generate(kit.PROMPT, 20))
     check_rows(run.rows(), [*kit.PROMPT, *tokens])
@@ -125,8 +125,8 @@ def test_logits_come_for_few_of_the_rows_that_waited() -> None:
     # A large vocabulary's for all of them would be more than the head's whole work.
     run = Run(kit.text_of(40), [*[0] * 9, 2])
     tokens = kit.ids_of(run.decoder.generate(kit.text_of(40), 12))
-    assert run.head.widths[0] > _chain.BATCHED
-    assert max(run.head.widths[1:]) <= _chain.BATCHED + 1
+    assert run.head.widths[0] > _chain.MAX_SHARED_BACKLOG
+    assert max(run.head.widths[1:]) <= _chain.MAX_SHARED_BACKLOG + 1
     check_rows(run.rows(), [*kit.text_of(40), *tokens])
 
 

@@ -1,4 +1,4 @@
-"""Prompt lookup: the longest match, the newest of several, and a copy that may overlap itself."""
+"""Prompt lookup: the longest match, the last of several, and a copy that may overlap itself."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_only_the_window_is_searched() -> None:
     # Three tokens reach too far back, and then the last two of them still fit.
     assert behind(text, 2, 8) == [9, 8]
     assert behind(text, 2, 7) == []
-    # The newest of the longest is out of the window; a shorter one is in it.
+    # The last of the longest is out of the window; a shorter one is in it.
     assert behind([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 1, 7) == [8]
 
 

@@ -1,4 +1,4 @@
-"""Several proposers in one run: each hears everything, whoever drafted."""
+"""Several proposers in one run: each is notified of every commit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_each_drafts_does_not_depend_on_who_drafted_before(case: tuple[str,
     script = ScriptedProposer(text, lambda n: (2, None)[n % 2], vocab_size=tiny.VOCAB)
     who: dict[str, Proposer] = {"m": chain, "d": small, "s": script}
     steps = [step if len(step) == 2 else "m0" for step in plan.split()]
-    # Those who are never asked hear of everything as well.
+    # Proposers that are never asked are notified of everything, too.
     strategy = ScheduledStrategy([*[(who[s[0]], int(s[1])) for s in steps], (chain, 0), (small, 0)])
     caches = kit.stock_caches(name)
     decoder = Decoder(model.model, strategy)

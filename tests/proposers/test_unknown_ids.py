@@ -19,7 +19,7 @@ from speculate.sampling.options import MODES, Mode
 from speculate.testing.verify.drafters import by_model
 from tests.decoding import kit
 from tests.decoding.watched import PassingModel, WatchedProposer
-from tests.sampling.laws import law
+from tests.sampling.laws import distribution
 from tests.sampling.test_callables import START, TARGET, p_of_steps
 from tests.sampling.toys import TableModel, table, to_mx
 
@@ -29,7 +29,7 @@ LOGITS: Final = table(1, MANY, spread=2.0)
 
 
 class Strict(PassingModel):
-    """A model that raises where MLX would read behind the end of its embedding."""
+    """A model that raises where MLX would read past the end of its embedding."""
 
     @override
     def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
@@ -75,7 +75,7 @@ def test_a_draft_with_fewer_ids_drafts_between_those_that_it_lacks(prompt: list[
     watched = WatchedProposer(DraftModel(model, cache=caches))
     decoder = Decoder(target(), Fixed(watched, 3), sampling)
     assert kit.ids_of(decoder.generate(prompt, 60)) == plain
-    # It abstains only where the newest token is one that it lacks, and is right elsewhere.
+    # It drafts nothing only if it lacks the last token, and is right elsewhere.
     assert {bool(ids) for _, newest, ids in watched.drafts if newest < FEW} == {True}
     assert {bool(ids) for _, newest, ids in watched.drafts if newest >= FEW} == {False}
     assert decoder.stats.accepted_tokens > 10
@@ -100,7 +100,7 @@ def test_a_draft_of_fewer_or_more_ids_leaves_the_law(mode: Mode, columns: int) -
     decoder = Decoder(Named(TableModel(to_mx(TARGET))), Fixed(draft, 2), sampling)
     text = kit.ids_of(decoder.generate([START], 500))
     assert decoder.stats.accepted_tokens > 50
-    assert p_of_steps(text, np.stack([law(row, sampling) for row in TARGET])) > 1e-6
+    assert p_of_steps(text, np.stack([distribution(row, sampling) for row in TARGET])) > 1e-6
 
 
 def test_a_draft_with_more_ids_drafts_those_of_the_target() -> None:

@@ -62,7 +62,7 @@ def test_where_one_tokenizer_is_unknown_sizes_decide() -> None:
 
 
 def unrewindable() -> SpeculativeModel:
-    """A model with caches that nothing can take back."""
+    """A model with caches that cannot be rewound."""
     stock = kit.BUILDERS["small_dense"]()
     stock.make_cache = lambda: [ConcatenateKVCache()]
     return kit.adapted(stock).model

@@ -1,7 +1,7 @@
 """Thousands of texts at once: the library's own rules, traced over an array of seeds.
 
-A text is several rounds of draft, judge and emit on a target whose law is a table, as a
-decoder does them. Replaced are only `noise.key`, which mixes Python ints and so cannot be
+A sequence is several rounds of draft, verify and emit, as a decoder does them, on a target whose
+distribution is a table. Replaced are only `noise.key`, which mixes Python ints and so cannot be
 traced, and the first line of `noise.hashes`, which mlx traces wrongly. `test_batched` compares
 the result with a real decoder, token for token.
 """
@@ -21,17 +21,30 @@ from numpy.typing import NDArray
 from speculate import Sampling
 from speculate.protocols import Choice, Draft
 from speculate.sampling import noise
-from speculate.sampling.acceptance import BlockVerification, ByEquality, Coupled, Rejection, Rule
-from speculate.sampling.filters import Law
+from speculate.sampling.acceptance import (
+    AcceptanceRule,
+    BlockVerification,
+    Coupled,
+    ExactMatch,
+    Rejection,
+)
+from speculate.sampling.filters import Distribution
 from speculate.sampling.processors import penalties
-from tests.sampling.laws import Floats, Outcome, law, overlap, round_by_block, round_by_token
+from tests.sampling.laws import (
+    Floats,
+    Outcome,
+    distribution,
+    overlap,
+    round_by_block,
+    round_by_token,
+)
 from tests.sampling.toys import table, to_mx
 
 Drafter = Literal["sampled", "greedy", "lookup"]
-RuleMaker = Callable[[Sampling, int], Rule]
+RuleMaker = Callable[[Sampling, int], AcceptanceRule]
 
 HISTORY: Final = (1, 0, 1)
-"""The prompt in front of the newest token. Penalties look back no further."""
+"""The prompt before the last token. Penalties look back no further."""
 
 KEYED: Final = (
     "speculate.sampling.acceptance.key",
@@ -41,14 +54,14 @@ KEYED: Final = (
 )
 
 
-def rule_of(sampling: Sampling, seed: int) -> Rule:
-    """What a decoder judges drafts with, above temperature 0."""
-    one_text = Law(sampling, seed)
+def rule_of(sampling: Sampling, seed: int) -> AcceptanceRule:
+    """The acceptance rule of a decoder above temperature 0."""
+    one_text = Distribution(sampling, seed)
     if sampling.mode == "rejection":
         return Rejection(one_text)
     if sampling.mode == "block":
         return BlockVerification(one_text)
-    return ByEquality(Coupled(one_text))
+    return ExactMatch(Coupled(one_text))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -65,20 +78,20 @@ class Setting:
 
     @property
     def p(self) -> Floats:
-        """The target's law after each token, without penalties."""
-        return np.stack([law(row, self.sampling) for row in self.target])
+        """The target's distribution after each token, without penalties."""
+        return np.stack([distribution(row, self.sampling) for row in self.target])
 
     @property
     def q(self) -> Floats:
-        """The law that drafts are really drawn from."""
+        """The distribution that drafts are drawn from."""
         if self.drafter == "sampled":
-            return np.stack([law(row, self.sampling) for row in self.drafts])
+            return np.stack([distribution(row, self.sampling) for row in self.drafts])
         return np.eye(len(self.target))[[self.certain(t) for t in range(len(self.target))]]
 
     def after(self, path: Outcome) -> Floats:
-        """The target's law behind the first tokens of a text, penalties included."""
+        """The target's distribution after the first tokens of a sequence, including penalties."""
         text = (*HISTORY, self.start, *path)
-        return law(self.target[text[-1]], self.sampling, text)
+        return distribution(self.target[text[-1]], self.sampling, text)
 
     def round_law(self) -> dict[Outcome, float]:
         """What one round gives, without penalties."""
@@ -88,7 +101,7 @@ class Setting:
         return round_by_token(p, self.shared(), self.start, self.depth)
 
     def shared(self) -> Floats:
-        """How likely each token is to be drafted and to stand, after each token."""
+        """Probability that each token is drafted and accepted, after each token."""
         certain, mode = self.drafter != "sampled", self.sampling.mode
         rows = zip(self.p, self.q, strict=True)
         return np.stack([overlap(mode, p, q, certain=certain) for p, q in rows])
@@ -154,7 +167,7 @@ def _text(setting: Setting, seed: mx.array, start: mx.array, rounds: int) -> lis
         block = mx.concatenate([text, draft.tokens])
         rows = _processed(setting.sampling, block, target[block[len(HISTORY) :]])
         positions = [position + 1 + row for row in range(setting.depth + 1)]
-        judged = rule.judge(rows, cast("list[int]", positions), draft)
+        judged = rule.verify(rows, cast("list[int]", positions), draft)
         own = judged.tokens[judged.accepted].astype(mx.uint32)
         found.append((draft.tokens, judged.accepted, own))
         kept = mx.take(block, mx.arange(len(HISTORY)) + 1 + judged.accepted)
@@ -163,7 +176,7 @@ def _text(setting: Setting, seed: mx.array, start: mx.array, rounds: int) -> lis
     return [mx.stack(list(part)) for part in zip(*found, strict=True)]
 
 
-def _draft(setting: Setting, rule: Rule, newest: mx.array, position: mx.array) -> Draft:
+def _draft(setting: Setting, rule: AcceptanceRule, newest: mx.array, position: mx.array) -> Draft:
     if setting.drafter != "sampled":
         after = mx.array([setting.certain(token) for token in range(len(setting.target))])
         tokens = [newest]
@@ -181,7 +194,7 @@ def _draft(setting: Setting, rule: Rule, newest: mx.array, position: mx.array) -
 
 
 def _processed(sampling: Sampling, block: mx.array, rows: mx.array) -> mx.array:
-    """Penalties, each row with the text in front of it."""
+    """Penalties, each row with the sequence before it."""
     chain = penalties(sampling)
     if not chain:
         return rows

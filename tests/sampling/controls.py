@@ -11,16 +11,16 @@ from typing_extensions import override
 from speculate import Sampling
 from speculate.protocols import Choice, Draft
 from speculate.sampling.acceptance import (
+    AcceptanceRule,
     BlockVerification,
-    Judgement,
     Rejection,
-    Rule,
+    Verification,
+    accepted_prefix,
     at,
-    draft_laws,
-    leading,
+    draft_probabilities,
     most_likely,
 )
-from speculate.sampling.filters import Law, log_softmax
+from speculate.sampling.filters import Distribution, log_softmax
 from speculate.sampling.noise import gumbel, key, uniform
 
 DRAWS: Final = 2
@@ -37,21 +37,21 @@ class PlainRejection:
     """
 
     def __init__(self, sampling: Sampling, seed: int) -> None:
-        self._law = Law(sampling, seed)
+        self._law = Distribution(sampling, seed)
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
-        scores = self._law.scores(logits, [position])
+        scores = self._law.log_weights(logits, [position])
         token = mx.argmax(scores + self.noise(DRAWS, [position], logits.shape[-1]), axis=-1)
         return Choice(token, self.draft_law(logits, scores))
 
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
-        p = mx.softmax(self._law.scores(logits, positions), axis=-1)
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
+        p = mx.softmax(self._law.log_weights(logits, positions), axis=-1)
         k = draft.tokens.shape[0]
-        q = draft_laws(draft, p.shape[-1])
+        q = draft_probabilities(draft, p.shape[-1])
         coins = self.coins(positions[:k], draft.tokens, p.shape[-1])
-        accepted = leading(coins * at(q, draft.tokens) < at(p[:k], draft.tokens))
+        accepted = accepted_prefix(coins * at(q, draft.tokens) < at(p[:k], draft.tokens))
         own = self.behind(mx.maximum(p[:k] - q, 0), p[k:], positions)
-        return Judgement(accepted, own)
+        return Verification(accepted, own)
 
     def draft_law(self, logits: mx.array, scores: mx.array) -> mx.array:
         return log_softmax(scores)
@@ -93,7 +93,7 @@ class RestFromTheDraft(PlainRejection):
 
 @final
 class LawBeforeFilters(PlainRejection):
-    """Says that drafts were drawn from the law before its filters."""
+    """Says that drafts were drawn from the distribution before its filters."""
 
     @override
     def draft_law(self, logits: mx.array, scores: mx.array) -> mx.array:
@@ -115,18 +115,22 @@ class AnyLawIsALaw(PlainRejection):
     """Judges by whatever a draft says that it was drawn from."""
 
     @override
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
-        p = mx.softmax(self._law.scores(logits, positions), axis=-1)
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
+        p = mx.softmax(self._law.log_weights(logits, positions), axis=-1)
         k = draft.tokens.shape[0]
-        q = mx.exp(mx.concatenate([law for law in draft.laws if law is not None]))
+        q = mx.exp(
+            mx.concatenate(
+                [distribution for distribution in draft.laws if distribution is not None]
+            )
+        )
         coins = self.coins(positions[:k], draft.tokens, p.shape[-1])
-        accepted = leading(coins * at(q, draft.tokens) < at(p[:k], draft.tokens))
-        return Judgement(accepted, self.behind(mx.maximum(p[:k] - q, 0), p[k:], positions))
+        accepted = accepted_prefix(coins * at(q, draft.tokens) < at(p[:k], draft.tokens))
+        return Verification(accepted, self.behind(mx.maximum(p[:k] - q, 0), p[k:], positions))
 
 
 @final
 class RestNotRenormalised(PlainRejection):
-    """Draws from what is left of the target's law as if it summed to one."""
+    """Draws from the residual of the target's distribution as if it summed to one."""
 
     @override
     def behind(self, rest: mx.array, bonus: mx.array, positions: Sequence[int]) -> mx.array:
@@ -137,14 +141,14 @@ class RestNotRenormalised(PlainRejection):
 
 @final
 class RestIsTheTarget(PlainRejection):
-    """Draws from the target's whole law after a rejection."""
+    """Draws from the target's whole distribution after a rejection."""
 
     @override
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
-        judged = super().judge(logits, positions, draft)
-        p = mx.softmax(self._law.scores(logits, positions), axis=-1)
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
+        judged = super().verify(logits, positions, draft)
+        p = mx.softmax(self._law.log_weights(logits, positions), axis=-1)
         k = draft.tokens.shape[0]
-        return Judgement(judged.accepted, self.behind(p[:k], p[k:], positions))
+        return Verification(judged.accepted, self.behind(p[:k], p[k:], positions))
 
 
 @final
@@ -152,8 +156,8 @@ class BonusFromTheWrongRow(PlainRejection):
     """Draws the token after the last draft from the row before."""
 
     @override
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
-        return super().judge(mx.concatenate([logits[:-1], logits[-2:-1]]), positions, draft)
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
+        return super().verify(mx.concatenate([logits[:-1], logits[-2:-1]]), positions, draft)
 
 
 @final
@@ -161,9 +165,9 @@ class AcceptIfMostLikely(PlainRejection):
     """Accepts what the target finds most likely, and emits that otherwise."""
 
     @override
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
         best = most_likely(logits)
-        return Judgement(leading(best[:-1] == draft.tokens), best)
+        return Verification(accepted_prefix(best[:-1] == draft.tokens), best)
 
 
 @final
@@ -171,19 +175,19 @@ class SameNoiseAtEachPlace(PlainRejection):
     """Forgets the position when it draws for the target."""
 
     @override
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
         tokens = mx.argmax(
-            self._law.scores(logits, positions)
+            self._law.log_weights(logits, positions)
             + self.noise(DRAWS, [0 * place for place in positions], logits.shape[-1]),
             axis=-1,
         )
-        return Judgement(leading(tokens[:-1] == draft.tokens), tokens)
+        return Verification(accepted_prefix(tokens[:-1] == draft.tokens), tokens)
 
 
-def same_noise_each_round(sampling: Sampling, seed: int) -> Rule:
+def same_noise_each_round(sampling: Sampling, seed: int) -> AcceptanceRule:
     """The right rules, but with no noise of its own for each round."""
     rule = Rejection if sampling.mode == "rejection" else BlockVerification
-    return _Frozen(rule(Law(sampling, seed)))
+    return _Frozen(rule(Distribution(sampling, seed)))
 
 
 @final
@@ -194,7 +198,7 @@ class _Frozen:
     def choose(self, logits: mx.array, position: int, /) -> Choice:
         return self._rule.choose(logits, position)
 
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
-        judged = self._rule.judge(logits, positions, draft)
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
+        judged = self._rule.verify(logits, positions, draft)
         self._rule._round = 0
         return judged

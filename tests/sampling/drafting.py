@@ -135,7 +135,7 @@ def proposer(kind: str, case: Case, text: Sequence[int]) -> Proposer:
 
 
 def switching(case: Case, text: Sequence[int], seed: int = 0) -> Strategy:
-    """Somebody else in every round, nobody included."""
+    """Another proposer in every round, or none."""
     chance = random.Random(seed)
     kinds = ("mtp", "cousin", "stranger", "right", "wrong", "wrong by turns")
     everyone = [proposer(kind, case, text) for kind in kinds]

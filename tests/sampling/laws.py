@@ -19,13 +19,13 @@ Outcome = tuple[int, ...]
 """Tokens that one round, or the beginning of a text, gave."""
 
 CHANCE: Final = 1e-9
-"""A right law is refused less often than this."""
+"""A correct distribution is rejected less often than this."""
 
 
-# The target's law, as mlx-lm's documentation describes it.
+# The target's distribution, as mlx-lm's documentation describes it.
 
 
-def law(logits: Floats, options: Sampling, history: Sequence[int] = ()) -> Floats:
+def distribution(logits: Floats, options: Sampling, history: Sequence[int] = ()) -> Floats:
     """Probabilities of the next token after a text. XTC's coin is averaged over."""
     logprobs = _log_softmax(_penalised(logits.astype(np.float64), options, history))
     logprobs = _top_p(logprobs, options.top_p)
@@ -85,7 +85,7 @@ def _log_softmax(logits: Floats) -> Floats:
 
 
 def overlap(mode: str, p: Floats, q: Floats, *, certain: bool = False) -> Floats:
-    """How likely each token is to be drafted from q, and to stand."""
+    """Probability that each token is drafted from q and accepted."""
     if mode != "coupled" or certain:
         return np.minimum(p, q)
     both = (p > 0) & (q > 0)
@@ -97,12 +97,12 @@ def overlap(mode: str, p: Floats, q: Floats, *, certain: bool = False) -> Floats
 
 
 def round_by_token(p: Floats, shared: Floats, start: int, depth: int) -> dict[Outcome, float]:
-    """Outcomes where drafts are judged one by one.
+    """Outcomes if drafts are verified one by one.
 
     Args:
-        p: `(vocabulary, vocabulary)`, the target's law after each token.
+        p: `(vocabulary, vocabulary)`, the target's distribution after each token.
         shared: Its `overlap` with the drafts'.
-        start: The newest token.
+        start: The last token.
         depth: Drafts.
     """
     found: dict[Outcome, float] = {}
@@ -144,7 +144,7 @@ def round_by_block(p: Floats, q: Floats, start: int, depth: int) -> dict[Outcome
 
 
 def _block_weights(p: Floats, q: Floats, text: Outcome) -> tuple[list[float], list[Floats]]:
-    """For each number of accepted drafts: its weight, and the law of the token behind."""
+    """For each number of accepted drafts: its weight, and the distribution of the next token."""
     weights = [1.0]
     for a, b in itertools.pairwise(text):
         weights.append(min(weights[-1] * p[a, b] / q[a, b], 1.0))
@@ -164,15 +164,15 @@ def _block_chance(weight: float, rest: float, kept: int, depth: int) -> float:
 
 
 def mean_accepted(outcomes: Mapping[Outcome, float]) -> float:
-    """Drafts that stand in a round, on average."""
+    """Mean number of accepted drafts per round."""
     return sum((len(outcome) - 1) * chance for outcome, chance in outcomes.items())
 
 
-# How far counts are from a law.
+# How far counts are from a distribution.
 
 
 def joint(after: Callable[[Outcome], Floats], count: int) -> dict[Outcome, float]:
-    """Law of the next `count` tokens, from the law of one token `after` those before it."""
+    """Distribution of the next `count` tokens, given that of one token `after` all before it."""
     found: dict[Outcome, float] = {(): 1.0}
     for _ in range(count):
         found = dict(_extended(after, found))

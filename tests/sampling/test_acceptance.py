@@ -1,4 +1,4 @@
-"""How many drafts stand is what theory says, in every mode."""
+"""The number of accepted drafts is what theory predicts, in every mode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILTERS: Final = {
 
 
 def spread(outcomes: dict[Outcome, float]) -> float:
-    """Standard deviation of the number of drafts that stand."""
+    """Standard deviation of the number of accepted drafts."""
     square = sum((len(outcome) - 1) ** 2 * chance for outcome, chance in outcomes.items())
     return math.sqrt(square - mean_accepted(outcomes) ** 2)
 

@@ -1,4 +1,4 @@
-"""Whatever a draft says of itself: the text has the target's law, and no token that is filtered."""
+"""For any distributions in a draft, the output has the target's, without filtered tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 from speculate import Decoder, Fixed, Off, Sampling
 from speculate.protocols import Choice, Choose, Draft
-from speculate.sampling.acceptance import Judgement, Rule
+from speculate.sampling.acceptance import AcceptanceRule, Verification
 from speculate.sampling.options import MODES, Mode
 from tests.decoding import kit
 from tests.sampling import controls
 from tests.sampling.batched import RuleMaker, Setting, decode, rule_of
-from tests.sampling.laws import CHANCE, Floats, joint, law, p_value
+from tests.sampling.laws import CHANCE, Floats, distribution, joint, p_value
 from tests.sampling.test_callables import START, TARGET, VOCAB, p_of_steps
 from tests.sampling.toys import Drafting, TableModel, table, to_mx
 
@@ -28,42 +28,44 @@ TEXTS: Final = 4000
 NAN: Final = float("nan")
 
 Break = Callable[[mx.array, mx.array], mx.array]
-"""What becomes of the law `(1, vocabulary)` of a drafted token `(1,)`."""
+"""Replaces the distribution `(1, vocabulary)` of a drafted token `(1,)`."""
 
 
-def ruled_out(law: mx.array, token: mx.array) -> mx.array:
+def ruled_out(distribution: mx.array, token: mx.array) -> mx.array:
     """Without the token, and the rest adds up to one."""
-    others = mx.where(mx.arange(law.shape[-1]) == token, -mx.inf, law)
+    others = mx.where(mx.arange(distribution.shape[-1]) == token, -mx.inf, distribution)
     return others - mx.logsumexp(others, axis=-1, keepdims=True)
 
 
 def column(value: float) -> Break:
-    """One number of the law is another."""
-    return lambda law, _: mx.where(mx.arange(law.shape[-1]) == 2, value, law)
+    """One number of the distribution is another."""
+    return lambda distribution, _: mx.where(
+        mx.arange(distribution.shape[-1]) == 2, value, distribution
+    )
 
 
 BROKEN: Final[dict[str, Break]] = {
-    "not a number": lambda law, _: law * NAN,
+    "not a number": lambda distribution, _: distribution * NAN,
     "one is not a number": column(NAN),
     "one is infinite": column(mx.inf),
-    "nothing is possible": lambda law, _: mx.full(law.shape, -mx.inf),
-    "half a law": lambda law, _: law - mx.log(mx.array(2.0)),
-    "twice a law": lambda law, _: law + mx.log(mx.array(2.0)),
+    "nothing is possible": lambda distribution, _: mx.full(distribution.shape, -mx.inf),
+    "half a distribution": lambda distribution, _: distribution - mx.log(mx.array(2.0)),
+    "twice a distribution": lambda distribution, _: distribution + mx.log(mx.array(2.0)),
     "the token is impossible": ruled_out,
 }
 
 
 @final
 class Saying:
-    """Judges drafts by a rule, with laws that are broken on the way.
+    """Verifies drafts by a rule, after breaking their distributions.
 
     Args:
         rule: The rule.
-        broken: What becomes of a law.
+        broken: Breaks a distribution.
         places: Which drafts of a block have a broken one.
     """
 
-    def __init__(self, rule: Rule, broken: Break, places: Sequence[int]) -> None:
+    def __init__(self, rule: AcceptanceRule, broken: Break, places: Sequence[int]) -> None:
         self._rule = rule
         self._broken = broken
         self._places = places
@@ -71,13 +73,13 @@ class Saying:
     def choose(self, logits: mx.array, position: int, /) -> Choice:
         return self._rule.choose(logits, position)
 
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
-        laws = list(draft.laws)
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
+        distributions = list(draft.laws)
         for place in self._places:
-            one = laws[place]
+            one = distributions[place]
             assert one is not None
-            laws[place] = self._broken(one, draft.tokens[place : place + 1])
-        return self._rule.judge(logits, positions, Draft(draft.tokens, laws))
+            distributions[place] = self._broken(one, draft.tokens[place : place + 1])
+        return self._rule.verify(logits, positions, Draft(draft.tokens, distributions))
 
 
 def saying(name: str, places: Sequence[int], rule: RuleMaker = rule_of) -> RuleMaker:
@@ -95,13 +97,17 @@ def setting(mode: Mode, rule: RuleMaker, *, top_k: int = 2) -> Setting:
 
 
 def p_of_texts(given: Setting) -> float:
-    """How well the first two tokens of many texts fit the target's law."""
+    """How well the first two tokens of many texts fit the target's distribution."""
     return p_value(decode(given, TEXTS, 2).beginnings(2), joint(given.after, 2))
 
 
 @pytest.mark.parametrize(
     ("name", "places"),
-    [*((name, (0, 1, 2)) for name in BROKEN), ("not a number", (1,)), ("half a law", (1,))],
+    [
+        *((name, (0, 1, 2)) for name in BROKEN),
+        ("not a number", (1,)),
+        ("half a distribution", (1,)),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("mode", BY_LAW)
@@ -123,7 +129,9 @@ def test_what_stands_in_front_of_a_broken_draft_is_judged_as_a_block_of_its_own(
     assert p_value(found, attrs.evolve(given, depth=2).round_law()) > CHANCE
 
 
-@pytest.mark.parametrize("name", ["half a law", "twice a law", "the token is impossible"])
+@pytest.mark.parametrize(
+    "name", ["half a distribution", "twice a distribution", "the token is impossible"]
+)
 def test_a_rule_that_judges_by_a_broken_law_is_refused(name: str) -> None:
     wrong = setting("rejection", saying(name, (0, 1, 2), controls.AnyLawIsALaw), top_k=0)
     assert p_of_texts(wrong) < CHANCE
@@ -134,25 +142,25 @@ def test_a_rule_that_accepts_what_its_law_rules_out_is_refused() -> None:
     assert p_of_texts(wrong) < CHANCE
 
 
-# By a decoder: ids that the target does not have, and laws of other widths.
+# By a decoder: ids that the target does not have, and distributions of other widths.
 
 
 def sampled(
     columns: int, ids: Callable[[int], int], dtype: mx.Dtype = mx.int64
 ) -> Callable[[int, int, Choose], Draft]:
-    """Tokens drawn from laws over so many columns, and named otherwise."""
+    """Tokens drawn from distributions over so many columns, and named otherwise."""
     dice = random.Random(4)
-    rows = np.stack([law(row, Sampling(temperature=1.0)) for row in table(3, columns)])
+    rows = np.stack([distribution(row, Sampling(temperature=1.0)) for row in table(3, columns)])
 
     def draft(newest: int, limit: int, choose: Choose) -> Draft:
         tokens: list[int] = []
-        laws: list[mx.array] = []
+        distributions: list[mx.array] = []
         for _ in range(limit):
             row = rows[newest % columns]
             newest = dice.choices(range(columns), row.tolist())[0]
             tokens.append(ids(newest))
-            laws.append(mx.array(np.log(row[None]).astype(np.float32)))
-        return Draft(mx.array(tokens, dtype=dtype), laws)
+            distributions.append(mx.array(np.log(row[None]).astype(np.float32)))
+        return Draft(mx.array(tokens, dtype=dtype), distributions)
 
     return draft
 
@@ -200,7 +208,7 @@ def text_of(mode: Mode | None, draft: Callable[[int, int, Choose], Draft], count
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("mode", BY_LAW)
 def test_drafts_of_any_ids_and_widths_leave_the_target_s_law(mode: Mode, name: str) -> None:
-    p: Floats = np.stack([law(row, Sampling(temperature=0.9)) for row in TARGET])
+    p: Floats = np.stack([distribution(row, Sampling(temperature=0.9)) for row in TARGET])
     assert p_of_steps(text_of(mode, DRAFTS[name](), 500), p) > 1e-6
 
 

@@ -1,4 +1,4 @@
-"""The promise on the bundled models: the seed's text, whoever drafts."""
+"""Bundled models: the output of a seed is the same for every proposer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text(strategy: Strategy, sampling: sp.Sampling) -> list[int]:
 
 
 def everyone(rounds: int) -> ScheduledStrategy:
-    """The head and the draft model in turn, at every depth, and nobody."""
+    """The head and the draft model in turn, at every depth, and no proposer."""
     head, draft = sp.MTPChain(), sp.DraftModel(bundled()[1])
     proposers: tuple[Proposer, Proposer] = (head, draft)
     return ScheduledStrategy([(proposers[n % 2], n % 6) for n in range(rounds, rounds + 12)])

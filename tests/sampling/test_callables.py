@@ -1,4 +1,4 @@
-"""mlx-lm's sampler callables, and processors that need a row at a time: the law stays."""
+"""mlx-lm's samplers, and processors called row by row: the distribution is unchanged."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mlx_lm.sample_utils import make_sampler
 
 from speculate import Decoder, DraftModel, Fixed, Off, Sampling
 from speculate.protocols import Strategy
-from speculate.sampling.acceptance import CallableChooser, SamplerCallable
+from speculate.sampling.acceptance import CallablePicker, SamplerCallable
 from speculate.sampling.options import Mode
 from speculate.sampling.processors import Processor
 from speculate.testing.chance import chi_square
 from tests.decoding import kit
 from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for
-from tests.sampling.laws import CHANCE, Floats, law
+from tests.sampling.laws import CHANCE, Floats, distribution
 from tests.sampling.toys import LookupProposer, TableModel, integer, ints, number, table, to_mx
 
 VOCAB: Final = 4
@@ -39,7 +39,7 @@ def chain(
 
 
 def p_of_steps(text: list[int], p: Floats) -> float:
-    """How well the steps of a chain fit the law after each token."""
+    """How well the steps of a chain fit the distribution after each token."""
     after: dict[int, Counter[int]] = defaultdict(Counter)
     for newest, token in zip([START, *text], text, strict=False):
         after[newest][token] += 1
@@ -59,10 +59,10 @@ def drafting() -> Fixed:
 
 def test_a_sampler_s_rows_have_its_law() -> None:
     mx.random.seed(0)
-    chooser = CallableChooser(make_sampler(temp=0.9, top_k=3))
+    chooser = CallablePicker(make_sampler(temp=0.9, top_k=3))
     rows = mx.broadcast_to(to_mx(TARGET)[:1], (500, VOCAB))
     seen = Counter(ints(chooser.pick(rows, range(500))))
-    p = law(TARGET[0], OPTIONS)
+    p = distribution(TARGET[0], OPTIONS)
     assert chi_square([(seen[token], 500 * p[token]) for token in range(VOCAB)]) > CHANCE
 
 
@@ -72,7 +72,7 @@ def test_a_sampler_s_rows_have_its_law() -> None:
 def test_a_sampler_keeps_its_law_whoever_drafts(strategy: Strategy) -> None:
     mx.random.seed(1)
     text = chain(strategy, make_sampler(temp=0.9, top_k=3), 600)
-    assert p_of_steps(text, np.stack([law(row, OPTIONS) for row in TARGET])) > CHANCE
+    assert p_of_steps(text, np.stack([distribution(row, OPTIONS) for row in TARGET])) > CHANCE
 
 
 def test_a_sampler_sees_log_probabilities_one_row_at_a_time_and_in_order() -> None:
@@ -111,9 +111,9 @@ def test_a_row_at_a_time_keeps_the_law(who: str, mode: Mode) -> None:
     strategy = drafting() if who == "drafted" else Fixed(LookupProposer([1, 2, 3, 0]), 2)
     sampling = Sampling(temperature=0.9, top_k=3, seed=5, mode=mode)
     text = chain(strategy, sampling, 600, (flattened,))
-    p = np.stack([law(0.5 * row, OPTIONS) for row in TARGET])
+    p = np.stack([distribution(0.5 * row, OPTIONS) for row in TARGET])
     assert p_of_steps(text, p) > CHANCE
-    wrong = np.stack([law(row, OPTIONS) for row in TARGET])
+    wrong = np.stack([distribution(row, OPTIONS) for row in TARGET])
     assert p_of_steps(text, wrong) < 1e-3
 
 

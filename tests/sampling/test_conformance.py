@@ -1,4 +1,4 @@
-"""Every way of choosing tokens, against the laws of the conformance kit."""
+"""Every way of choosing tokens, against the contracts of the conformance kit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from speculate import Sampling
 from speculate.protocols import Sampler
-from speculate.sampling.sampler import Choosing
+from speculate.sampling.sampler import SamplerFactory
 from speculate.testing.suites import SamplerTests
 
 ALL = Sampling(
@@ -31,7 +31,7 @@ class Pipelines(SamplerTests):
     options: ClassVar[Sampling]
 
     def make_sampler(self) -> Sampler:
-        return Choosing(self.options, ()).begin_text()[0]
+        return SamplerFactory(self.options, ()).begin_sequence()[0]
 
 
 class TestGreedy(Pipelines):
@@ -70,7 +70,7 @@ class TestCallable(SamplerTests):
     """A sampler of mlx-lm, which draws nothing."""
 
     def make_sampler(self) -> Sampler:
-        return Choosing(hottest, ()).begin_text()[0]
+        return SamplerFactory(hottest, ()).begin_sequence()[0]
 
 
 def counting(tokens: mx.array, logits: mx.array) -> mx.array:
@@ -84,4 +84,4 @@ class TestProcessors(SamplerTests):
     reads_text = True
 
     def make_sampler(self) -> Sampler:
-        return Choosing(Sampling(temperature=0.7, seed=1), (counting,)).begin_text()[0]
+        return SamplerFactory(Sampling(temperature=0.7, seed=1), (counting,)).begin_sequence()[0]

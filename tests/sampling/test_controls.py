@@ -1,4 +1,4 @@
-"""The tests of the law refuse the mistakes that engines ship."""
+"""The tests of the distribution detect the mistakes that engines ship."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SEEDS: Final = 3000
 
 
 def p_of_text(setting: Setting, seeds: int = SEEDS) -> float:
-    """How well the first two tokens of many texts fit the target's law."""
+    """How well the first two tokens of many texts fit the target's distribution."""
     return p_value(decode(setting, seeds, 2).beginnings(2), joint(setting.after, 2))
 
 
@@ -74,7 +74,7 @@ def test_a_biased_rule_is_refused_by_its_text(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_greedy_drafter_does_not_tilt_the_text(mode: Mode) -> None:
-    """With its softmax taken for its law the text would be 2 in 5, 3 in 5 and never."""
+    """With its softmax taken for its distribution the text would be 2 in 5, 3 in 5 and never."""
     p, q = np.log([0.5, 0.3, 0.2]), np.log([0.2, 0.5, 0.3])
     setting = Setting(
         sampling=Sampling(temperature=1.0, mode=mode),

@@ -1,4 +1,4 @@
-"""Real vocabularies, masks, laws that do not meet, half precision: never a NaN, never a ghost."""
+"""Real vocabularies, masks, disjoint distributions, half precision: no NaN, no invalid token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from speculate import Sampling
 from speculate.protocols import Choice, Decision, Draft, Sampler
 from speculate.sampling.options import MODES, Mode
-from speculate.sampling.sampler import Choosing
+from speculate.sampling.sampler import SamplerFactory
 from tests.sampling.toys import ints, to_mx, to_np
 
 DEPTH: Final = 2
@@ -20,7 +20,7 @@ VOCABULARIES: Final = (100, 8193, 151_936, 248_320)
 
 
 def sampler(sampling: Sampling, seed: int = 5) -> Sampler:
-    found = Choosing(sampling, ()).sampler(seed)
+    found = SamplerFactory(sampling, ()).sampler(seed)
     found.begin([1, 2], 2, ())
     return found
 
@@ -146,7 +146,7 @@ def test_equal_laws_keep_every_draft_and_never_run_out_of_a_residual(mode: Mode)
 
 @pytest.mark.parametrize("mode", MODES)
 def test_nearly_equal_laws_never_emit_what_has_no_chance(mode: Mode) -> None:
-    """What is left of the target's law is all rounding here, and perhaps nothing at all."""
+    """The residual of the target's distribution is rounding alone here, and may be all zero."""
     target = mx.where(mx.arange(1000) < 500, rows(1000, 1), -mx.inf)
     for seed in range(30):
         judge = sampler(Sampling(temperature=1.0, mode=mode), seed)
@@ -157,7 +157,7 @@ def test_nearly_equal_laws_never_emit_what_has_no_chance(mode: Mode) -> None:
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_where_rounding_leaves_nothing_the_target_s_own_law_is_drawn_from(mode: Mode) -> None:
     target = mx.array([[-mx.inf, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    # Larger than the target's law everywhere, as rounding makes it, only more so.
+    # Larger than the target's distribution everywhere, as rounding makes it, only more so.
     one = mx.log(mx.array([[0.0, 0.7, 0.7]]))
     after: list[int] = []
     for seed in range(60):

@@ -20,7 +20,7 @@ from mlx_lm.sample_utils import (
 
 from speculate import Sampling
 from speculate.sampling import filters
-from speculate.sampling.filters import Law
+from speculate.sampling.filters import Distribution
 from speculate.sampling.processors import Processor, penalties
 from tests.sampling.toys import to_mx
 
@@ -148,7 +148,7 @@ def test_options_together_give_the_scores_of_mlx_lm_s_sampler(
     options: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = KINDS["plain"]
-    ours = Law(options, 0).scores(rows, range(ROWS))
+    ours = Distribution(options, 0).log_weights(rows, range(ROWS))
     # Log-probabilities of log-probabilities are themselves, but for the last digit.
     theirs = scores_of_mlx_lm(monkeypatch, options, rows - mx.logsumexp(rows, -1, keepdims=True))
     assert same(ours > -mx.inf, theirs > -mx.inf)
@@ -158,15 +158,17 @@ def test_options_together_give_the_scores_of_mlx_lm_s_sampler(
 @pytest.mark.parametrize("options", CHAINS)
 def test_half_precision_logits_are_worked_in_float32(options: Sampling) -> None:
     half = KINDS["plain"].astype(mx.bfloat16)
-    found = Law(options, 0).scores(half, range(ROWS))
+    found = Distribution(options, 0).log_weights(half, range(ROWS))
     assert found.dtype == mx.float32
-    assert same(found, Law(options, 0).scores(half.astype(mx.float32), range(ROWS)))
+    assert same(found, Distribution(options, 0).log_weights(half.astype(mx.float32), range(ROWS)))
 
 
 def test_xtc_falls_as_often_as_asked_and_anew_at_each_position() -> None:
     options = Sampling(temperature=1.0, xtc_probability=0.3, xtc_threshold=0.01)
     rows = mx.broadcast_to(KINDS["plain"][:1], (20_000, WIDTH))
-    cut = np.array((Law(options, 5).scores(rows, range(20_000)) == -mx.inf).any(axis=-1))
+    cut = np.array(
+        (Distribution(options, 5).log_weights(rows, range(20_000)) == -mx.inf).any(axis=-1)
+    )
     assert abs(cut.mean() - 0.3) < 5 * (0.3 * 0.7 / 20_000) ** 0.5
     assert abs((cut[1:] & cut[:-1]).mean() - 0.09) < 5 * (0.09 / 20_000) ** 0.5
 

@@ -1,4 +1,4 @@
-"""Logits processors: the text of mlx-lm's plain decoding, token for token, whoever drafts."""
+"""Logits processors: the tokens of mlx-lm's plain decoding, for every proposer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mode "coupled": the same seed gives the same tokens, whoever drafts and however much."""
+"""Mode "coupled": the same seed gives the same tokens for every proposer and depth."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_text_closed_early_does_not_disturb_the_next() -> None:
 
 @pytest.mark.parametrize("padding", [-2, 2])
 def test_a_draft_whose_vocabulary_is_padded_otherwise_loses_no_acceptance(padding: int) -> None:
-    """A token's noise is its own, whatever stands beside it, and padding is never drafted."""
+    """A token's noise does not depend on other columns, and padding is never drafted."""
     width = 16
     logits = table(3, width)
     logits[:, 14:] = -1e9

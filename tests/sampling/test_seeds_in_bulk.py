@@ -1,4 +1,4 @@
-"""Mode "coupled", ten thousand seeds at a time: the text is the seed's, whoever drafts."""
+"""Mode "coupled", ten thousand seeds at a time: the same output for every proposer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speculate import Sampling
 from speculate.sampling.noise import gumbel, key
 from speculate.testing.chance import chi_square
 from tests.sampling.batched import Drafter, Setting, decode
-from tests.sampling.laws import CHANCE, law
+from tests.sampling.laws import CHANCE, distribution
 from tests.sampling.toys import table
 
 SEEDS: Final = 10_000
@@ -64,7 +64,7 @@ def test_the_text_is_what_log_probabilities_and_noise_say() -> None:
         newest = setting.start
         for place, token in enumerate(text):
             noise = np.array(gumbel([key(seed, 1, 4 + place)], 8))[0]
-            scores = np.log(law(setting.target[newest], setting.sampling)) + noise
+            scores = np.log(distribution(setting.target[newest], setting.sampling)) + noise
             assert scores[token] > scores.max() - 1e-5
             newest = token
 

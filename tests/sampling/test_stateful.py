@@ -1,4 +1,4 @@
-"""Processors that keep state hear of every emitted token once, and of nothing else."""
+"""Stateful processors are called once for every emitted token, and never otherwise."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Counting:
 
 @final
 class Automaton:
-    """Spells a script, then the end token, and must not be asked behind it.
+    """Spells a script, then the end token, and must not be called after it.
 
     Learns from the history which token came, as a grammar's matcher does.
     """
@@ -124,7 +124,7 @@ def test_each_text_starts_from_the_state_that_was_given(who: str) -> None:
 def test_an_automaton_is_never_asked_behind_its_end(
     who: str, mode: Mode | Literal["greedy"]
 ) -> None:
-    """Drafts go on behind it."""
+    """Drafts continue after it."""
     drawn = None if mode == "greedy" else Sampling(temperature=1.0, seed=1, mode=mode)
     behind = (*SCRIPT, END, 1, 2, 3, 4)
     decoder = decoder_for(who, [Automaton()], behind, drawn)

@@ -1,4 +1,4 @@
-"""Targets whose law is a table, and a head and a proposer to draft for them."""
+"""Targets whose distribution is a table, and a head and a proposer that draft for them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def number(value: mx.array) -> float:
 
 @final
 class TableModel:
-    """A language model that looks at the newest token only.
+    """A language model that looks at the last token only.
 
     Args:
         logits: After each token, `(vocabulary, columns)`.
@@ -100,7 +100,7 @@ class TableModel:
 
 @final
 class TableHead:
-    """A head that looks at the newest token only."""
+    """A head that looks at the last token only."""
 
     def __init__(self, logits: mx.array) -> None:
         self._logits = logits
@@ -160,7 +160,7 @@ class LookupProposer:
 
 @final
 class Drafting:
-    """Drafts by a function of the newest token and how much was asked for."""
+    """Drafts by a function of the last token and the limit."""
 
     name: Final = "drafting"
 

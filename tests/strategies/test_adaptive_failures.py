@@ -14,7 +14,7 @@ import pytest
 from speculate import Adaptive
 from speculate.errors import OptionError
 from speculate.protocols import Costs, Hindsight, Outlook, Plan, Round, ToleratesFailures, UsesCosts
-from speculate.strategies.adaptive import WORTH_MEASURING
+from speculate.strategies.adaptive import PROBE_MIN_TOKENS
 from tests.strategies.world import PLAIN, Finder, Guesser, World
 
 COSTS = Costs(100, {1: 0.02, 2: 0.021, 5: 0.03}, {"mtp": 0.002})
@@ -273,8 +273,8 @@ def test_a_model_without_a_name_is_measured_in_every_process(tmp_path: Path) -> 
 def test_short_texts_and_whoever_does_not_want_it_measure_nothing(tmp_path: Path) -> None:
     one = Guesser("mtp", 0.1, 0.9)
     short = Adaptive(one, cache_folder=tmp_path)
-    assert not short.missing_costs("key", 100, WORTH_MEASURING - 1)
-    assert short.missing_costs("key", 100, WORTH_MEASURING)
+    assert not short.missing_costs("key", 100, PROBE_MIN_TOKENS - 1)
+    assert short.missing_costs("key", 100, PROBE_MIN_TOKENS)
     others = [
         Adaptive(one, cache_folder=tmp_path, measure=False),
         Adaptive(one, cache_folder=tmp_path, costs=COSTS),

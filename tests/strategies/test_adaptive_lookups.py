@@ -1,4 +1,4 @@
-"""`Adaptive` with lookups: what begins to be found, and what others tell of it."""
+"""`Adaptive` with lookups: match onsets, and priors shared between kinds and proposers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from speculate import Adaptive
 from speculate.protocols import Hindsight, Outlook, Round
-from speculate.strategies.contender import PRIOR, RESUMED, SHARED, Beginnings, Contender
+from speculate.strategies.acceptance import MIN_ONSET_AFTER_COPY, MatchOnset
+from speculate.strategies.estimates import PRIOR_ACCEPTANCE, PRIOR_CORRELATION, ProposerEstimate
 from tests.strategies.world import FLAT, Finder, Guesser, World
 
 SEEDS: Final = range(5)
@@ -59,35 +60,35 @@ def test_where_a_copy_has_just_ended_the_next_one_is_awaited_for_a_while(seed: i
 
 
 def test_a_copy_that_ended_makes_the_next_one_likely() -> None:
-    found = Beginnings()
-    found.copy_ended()
-    assert found.chance == RESUMED
+    found = MatchOnset()
+    found.on_copy_end()
+    assert found.probability == MIN_ONSET_AFTER_COPY
     for _ in range(100):
-        found.note(NOTHING, plain=True)
-    assert found.chance < 0.001
+        found.observe(NOTHING, plain=True)
+    assert found.probability < 0.001
     for _ in range(100):
-        found.note(NOTHING, plain=True)
-        found.note(Outlook(2, 5), plain=True)
-    known = found.chance
-    found.copy_ended()
-    assert found.chance == known > RESUMED
+        found.observe(NOTHING, plain=True)
+        found.observe(Outlook(2, 5), plain=True)
+    known = found.probability
+    found.on_copy_end()
+    assert found.probability == known > MIN_ONSET_AFTER_COPY
 
 
 def test_beginnings_are_counted_where_nothing_was_found_and_one_token_came() -> None:
-    found = Beginnings()
+    found = MatchOnset()
     for _ in range(200):
-        found.note(Outlook(3, 5), plain=True)  # goes on, and does not begin
-    assert found.chance == pytest.approx(0.05)
+        found.observe(Outlook(3, 5), plain=True)  # goes on, and does not begin
+    assert found.probability == pytest.approx(0.05)
     for _ in range(200):
-        found.note(NOTHING, plain=True)
-        found.note(Outlook(4, 5), plain=False)  # somebody drafted: it is another place
-        found.note(NOTHING, plain=True)
-    assert found.chance < 0.001
+        found.observe(NOTHING, plain=True)
+        found.observe(Outlook(4, 5), plain=False)  # after a draft it is another position
+        found.observe(NOTHING, plain=True)
+    assert found.probability < 0.001
     for _ in range(200):
-        found.note(NOTHING, plain=True)
-        found.note(Outlook(2, 5), plain=True)
+        found.observe(NOTHING, plain=True)
+        found.observe(Outlook(2, 5), plain=True)
     # From a place without: half of them are the second in a row, and begin nothing.
-    assert found.chance > 0.9
+    assert found.probability > 0.9
     assert found.kind == 2
 
 
@@ -105,9 +106,9 @@ class Told(Guesser):
         return [Hindsight(kind, 0, 100, round(100 * part)) for kind, part in self._chances.items()]
 
 
-def contender(chances: dict[int, float]) -> Contender:
+def contender(chances: dict[int, float]) -> ProposerEstimate:
     """A lookup that was seen."""
-    made = Contender(Told(chances))
+    made = ProposerEstimate(Told(chances))
     made.observe(Round(0, None, 0, 0, 0, 1, False))
     return made
 
@@ -123,14 +124,14 @@ def test_kinds_that_were_not_seen_are_like_those_that_were() -> None:
 
 
 def test_expectations_are_shared_in_part() -> None:
-    made = Contender(Guesser("draft", 0.2, 0.5))
-    made.expect(0.2)
-    expected = PRIOR + SHARED * (0.2 - PRIOR)
+    made = ProposerEstimate(Guesser("draft", 0.2, 0.5))
+    made.set_prior(0.2)
+    expected = PRIOR_ACCEPTANCE + PRIOR_CORRELATION * (0.2 - PRIOR_ACCEPTANCE)
     assert made.at(1, FLAT_TIMES, (0, 1)).tokens - 1.0 == pytest.approx(expected)
-    unseen, made = made.first_chance, Contender(Guesser("draft", 0.2, 0.5))
+    unseen, made = made.first_draft_rate, ProposerEstimate(Guesser("draft", 0.2, 0.5))
     made.observe(Round(0, "draft", 1, 1, 1, 2, False))
-    before = made.first_chance
-    made.expect(0.0)  # it has been seen by now
+    before = made.first_draft_rate
+    made.set_prior(0.0)  # it has been seen by now
     assert unseen is None
     assert before is not None
-    assert made.first_chance == before
+    assert made.first_draft_rate == before

@@ -9,14 +9,14 @@ import pytest
 
 from speculate import Adaptive
 from speculate.protocols import Costs, Round
-from speculate.strategies.adaptive import DEEPEST, FORGOTTEN
+from speculate.strategies.adaptive import MAX_DEPTH, RETRY_AFTER_ROUNDS
 from tests.strategies.world import FLAT, PLAIN, STEEP, Finder, Guesser, World
 
 SEEDS: Final = range(6)
 
 
 def first(rounds: Sequence[Round], proposer: str, times: int = 10) -> int:
-    """The first of so many rounds in a row in which somebody drafts."""
+    """The first of so many consecutive rounds with a draft."""
     who = [round.proposer == proposer for round in rounds]
     return next(i for i in range(len(who)) if all(who[i : i + times]))
 
@@ -45,12 +45,12 @@ def test_when_drafts_are_no_longer_right_it_stops_and_when_they_are_again_it_goe
     rounds = world.run(strategy, 500)
     # The nearer to paying, the more rounds it takes to tell, and the less they cost.
     assert parked(rounds) < allowed
-    # Against plain decoding, trials included.
+    # Relative to plain decoding, including exploration.
     assert (world.time - before) / PLAIN < 1.05 * tokens(rounds)
     guesser.right = good
     rounds = world.run(strategy, 1500)
     back = first(rounds, "mtp")
-    assert rounds[back].context - rounds[0].context < 2 * FORGOTTEN
+    assert rounds[back].context - rounds[0].context < 2 * RETRY_AFTER_ROUNDS
     assert world.share(rounds[back + 100 :]) > 0.95
 
 
@@ -97,7 +97,7 @@ def test_drafts_that_become_right_are_found_after_any_time(seed: int) -> None:
 def test_they_are_by_the_wall_clock_too() -> None:
     ways = sorted(way_back("wall", seed) for seed in range(100))
     assert ways[50] < 60
-    # One trial in seven is wrong all the same: now and then so are several in a row.
+    # One draft in seven is wrong anyway: sometimes several in a row.
     assert ways[97] < 200
 
 
@@ -107,7 +107,7 @@ def test_a_proposer_that_costs_nothing_and_is_right_drafts_as_deep_as_there_is_i
     guesser = Guesser("mtp", 0.0, 1.0)
     world = World(guesser, forward={1: 1.0, 9: 1.0})
     rounds = world.run(Adaptive(guesser, costs=world.costs()), 300)
-    assert {round.planned for round in rounds[16:]} == {DEEPEST}
+    assert {round.planned for round in rounds[16:]} == {MAX_DEPTH}
 
 
 def test_one_that_is_always_right_drafts_as_deep_as_pays() -> None:
@@ -143,7 +143,7 @@ def test_of_two_the_better_one_drafts_also_when_they_change_places(seed: int) ->
     assert world.share(rounds[-100:]) > 0.95
     chain.right, small.right = 0.3, 0.9
     rounds = world.run(strategy, 1500)
-    assert first(rounds, "draft") < FORGOTTEN
+    assert first(rounds, "draft") < RETRY_AFTER_ROUNDS
     assert world.share(rounds[-200:]) > 0.95
 
 
@@ -213,7 +213,7 @@ def test_texts_that_end_in_the_middle_of_a_draft_do_not_make_drafts_shorter(stop
         assert length > 16 or sum(round.cut for round in rounds) == 100
         whole = [round for round in rounds if not round.cut]
         found.append(deepest(whole[:10]))
-        assert deepest(whole) == DEEPEST
+        assert deepest(whole) == MAX_DEPTH
     # Neither do they keep them from growing.
     assert found[0] >= found[1] - 2
 
@@ -240,8 +240,8 @@ def test_no_more_is_drafted_than_the_text_may_still_take(proposers: int) -> None
     world = World(*some, forward={1: 1.0, 9: 1.0})
     strategy = Adaptive(*some, costs=world.costs())
     world.run(strategy, 400)
-    for remaining in (1, 2, 3, 5, 8, DEEPEST, DEEPEST + 1, 10_000):
+    for remaining in (1, 2, 3, 5, 8, MAX_DEPTH, MAX_DEPTH + 1, 10_000):
         plan = strategy.plan(remaining)
         # Another time may have been measured at the last depth but one.
-        assert 0 <= min(DEEPEST, remaining - 1) - plan.depth <= 1
+        assert 0 <= min(MAX_DEPTH, remaining - 1) - plan.depth <= 1
         assert (plan.proposer is None) == (remaining == 1)

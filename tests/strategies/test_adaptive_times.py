@@ -10,7 +10,7 @@ import pytest
 
 from speculate import Adaptive
 from speculate.protocols import Costs, Round
-from speculate.strategies.adaptive import FORGOTTEN
+from speculate.strategies.adaptive import RETRY_AFTER_ROUNDS
 from speculate.strategies.cost_store import CostStore
 from tests.strategies.world import FLAT, PLAIN, STEEP, Guesser, World
 
@@ -46,7 +46,7 @@ def test_drafting_that_becomes_dearer_or_cheaper_is_noticed_within_32_rounds(
     guesser.step = after
     rounds = world.run(strategy, 400)
     assert world.share(rounds[32:]) > 0.92
-    # Less than 15 % is not told from a change of the machine's pace.
+    # Less than 15 % is not distinguished from a change of the machine's speed.
     assert strategy.plain_seconds == pytest.approx(PLAIN, rel=0.16)
 
 
@@ -59,7 +59,7 @@ def test_drafting_that_became_far_too_dear_is_given_up_and_tried_again(seed: int
     guesser.step = 0.1
     rounds = world.run(strategy, 1000)
     back = next(i for i, round in enumerate(rounds) if round.drafted)
-    assert rounds[back].context - rounds[0].context <= FORGOTTEN
+    assert rounds[back].context - rounds[0].context <= RETRY_AFTER_ROUNDS
     assert world.share(rounds[back + 32 :]) > 0.95
 
 

@@ -1,4 +1,4 @@
-"""`Adaptive` with proposers that take the text in only when they are asked, and a made-up clock."""
+"""`Adaptive` with proposers that keep a backlog, and a simulated clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from speculate import Adaptive
-from speculate.strategies.timing import BATCHED_ROW, LARGE, Timing
+from speculate.strategies.round_times import BATCHED_ROW_COST, MIN_BATCH_ROWS, RoundTimes
 from tests.strategies.world import PLAIN, Finder, Sleeper, World
 
 SEEDS: Final = range(5)
@@ -46,7 +46,7 @@ def test_one_that_is_right_is_asked_however_far_it_is_behind_where_that_is_cheap
 
 @pytest.mark.parametrize(("left", "asks"), [(12, False), (400, True)])
 def test_it_has_to_pay_in_what_is_left_of_the_text(left: int, asks: bool) -> None:
-    sleeper = Sleeper("draft", 0.15, 0.85, BATCHED_ROW, 900)
+    sleeper = Sleeper("draft", 0.15, 0.85, BATCHED_ROW_COST, 900)
     world = World(sleeper)
     rounds = world.run(Adaptive(sleeper, costs=world.costs()), left, limit=True)
     assert any(round.drafted for round in rounds) == asks
@@ -88,16 +88,16 @@ def test_a_round_that_caught_up_makes_nobody_slow(seed: int) -> None:
 
 def test_what_a_row_of_a_batch_takes_is_learned_from_one_and_believed_of_all() -> None:
     world = World(Sleeper("mtp", 0.1, 0.8, 0.1), Sleeper("draft", 0.3, 0.8, 0.1))
-    timing = Timing(world.costs(), {"mtp": False, "draft": False, "lookup": True}, 8)
-    assert timing.catching_up("draft", 100) == pytest.approx(100 * 0.3 * BATCHED_ROW)
-    assert timing.catching_up("lookup", 100) == 0
+    timing = RoundTimes(world.costs(), {"mtp": False, "draft": False, "lookup": True}, 8)
+    assert timing.catch_up_time("draft", 100) == pytest.approx(100 * 0.3 * BATCHED_ROW_COST)
+    assert timing.catch_up_time("lookup", 100) == 0
     round = timing.of("mtp")[2]
-    timing.observe("mtp", 2, PLAIN * (round + LARGE * 0.1 * 0.1), behind=LARGE)
-    assert timing.catching_up("draft", 100) == pytest.approx(100 * 0.3 * 0.1)
+    timing.observe("mtp", 2, PLAIN * (round + MIN_BATCH_ROWS * 0.1 * 0.1), backlog=MIN_BATCH_ROWS)
+    assert timing.catch_up_time("draft", 100) == pytest.approx(100 * 0.3 * 0.1)
     # A disturbed one takes longer, and says nothing.
-    timing.observe("mtp", 2, PLAIN * 50, behind=LARGE)
-    assert timing.catching_up("draft", 100) == pytest.approx(100 * 0.3 * 0.1)
+    timing.observe("mtp", 2, PLAIN * 50, backlog=MIN_BATCH_ROWS)
+    assert timing.catch_up_time("draft", 100) == pytest.approx(100 * 0.3 * 0.1)
     # Of few rows what a round varies by is as much.
-    timing.observe("mtp", 2, PLAIN * round, behind=LARGE - 1)
-    assert timing.catching_up("draft", 100) == pytest.approx(100 * 0.3 * 0.1)
+    timing.observe("mtp", 2, PLAIN * round, backlog=MIN_BATCH_ROWS - 1)
+    assert timing.catch_up_time("draft", 100) == pytest.approx(100 * 0.3 * 0.1)
     assert timing.of("mtp")[2] == round

@@ -1,4 +1,4 @@
-"""Every strategy, against the laws of the conformance kit."""
+"""Every strategy, against the contracts of the conformance kit."""
 
 from __future__ import annotations
 

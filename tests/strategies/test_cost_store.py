@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from speculate.protocols import Costs
-from speculate.strategies.cost_store import CostStore, bucket
+from speculate.strategies.cost_store import CostStore, context_bucket
 
 COSTS: Final = Costs(700, {1: 0.021, 2: 0.0234567890123, 9: 0.05}, {"mtp": 0.002, "draft": 0.0})
 KEY: Final = "0123abcd\nmtp 99\ncpu AMD\nmlx 0.32.4"
@@ -35,7 +35,7 @@ def test_what_was_saved_is_found_again_to_the_last_bit(tmp_path: Path) -> None:
     [(-5, 256), (0, 256), (1, 256), (256, 256), (257, 512), (1024, 1024), (1025, 2048)],
 )
 def test_contexts_share_costs_up_to_a_power_of_two(context: int, expected: int) -> None:
-    assert bucket(context) == expected
+    assert context_bucket(context) == expected
 
 
 def test_each_model_and_length_has_costs_of_its_own(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_file_with_more_in_it_than_is_known_is_read(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_to_is_left_alone(
     place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Not by permissions: whoever runs the tests may be allowed everything.
+    # Not by permissions: the tests may run as root.
     folder = tmp_path / "cache"
     store = CostStore(folder)
     if place == "folder":
@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_written_to_is_left_alone(
     with caplog.at_level(logging.INFO, logger="speculate"):
         store.save(KEY, COSTS)
         assert store.load(KEY, 700) is None
-    assert "not kept" in caplog.text
+    assert "not stored" in caplog.text
     left = [path.name for path in tmp_path.rglob("*") if path.suffix == ".tmp"]
     assert left == []
 

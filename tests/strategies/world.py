@@ -1,7 +1,7 @@
 """A made-up world for strategies: texts that are guessed by chance, and a clock that only counts.
 
 No arrays and no waiting: what a round takes is looked up in a table, and what a draft is worth
-is drawn beforehand for every place of the text, whoever drafts there.
+is drawn beforehand for every position, regardless of the proposer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from speculate.protocols import (
     Round,
     Strategy,
 )
-from speculate.strategies.timing import interpolated
+from speculate.strategies.round_times import interpolated
 
 PLAIN: Final = 0.02
 """Seconds of a plain round."""
@@ -43,7 +43,7 @@ class Guesser:
     Args:
         name: Its name.
         step: Time of one drafted token, in plain rounds.
-        right: Chance that a draft is right, where all in front of it are.
+        right: Probability that a draft is right if all before it are.
         longest: Most tokens that it drafts.
 
     The three may be changed in the middle of a text.
@@ -60,7 +60,7 @@ class Guesser:
         return self._name
 
     def attach(self, target: SpeculativeModel, /) -> None:
-        """Drafts for nobody."""
+        """Needs no target."""
 
     def begin(self, position: int, /) -> None:
         """Remembers nothing."""
@@ -131,7 +131,7 @@ class Sleeper(Guesser):
         step: See `Guesser`.
         right: See `Guesser`.
         row: Time in which it takes in a token that it missed, in steps of its own.
-        missed: Tokens in front that it has not taken in.
+        missed: Length of its backlog, in tokens.
     """
 
     def __init__(self, name: str, step: float, right: float, row: float, missed: int = 0) -> None:

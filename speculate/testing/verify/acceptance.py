@@ -12,7 +12,7 @@ import mlx.core as mx
 from speculate.decoding.decoder import Decoder
 from speculate.protocols import Choice, Choose, Round
 from speculate.sampling.acceptance import Coupled, Greedy
-from speculate.sampling.filters import Law
+from speculate.sampling.filters import Distribution
 from speculate.sampling.options import Sampling
 from speculate.strategies.fixed import Fixed
 from speculate.testing.fakes import RecordingObserver
@@ -121,7 +121,8 @@ def _leading(drafts: Sequence[int], text: Sequence[int]) -> int:
 
 def _choose(sampling: Sampling, start: int) -> Choose:
     """How drafts behind so many tokens are picked."""
-    chooser = Coupled(Law(sampling, sampling.seed or 0)) if sampling.temperature else Greedy()
+    distribution = Distribution(sampling, sampling.seed or 0)
+    chooser = Coupled(distribution) if sampling.temperature else Greedy()
 
     def choose(logits: mx.array, index: int) -> Choice:
         return chooser.choose(logits, start + index)

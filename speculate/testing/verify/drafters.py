@@ -9,7 +9,7 @@ import attrs
 import mlx.core as mx
 
 from speculate.errors import HeadNotFoundError
-from speculate.proposers.draft_model import DraftModel, known_to
+from speculate.proposers.draft_model import DraftModel, clamp_ids
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.protocols import Choose, Commit, Proposer, SpeculativeModel
 from speculate.testing.verify.oracle import row
@@ -52,7 +52,7 @@ def by_model(draft: SpeculativeModel) -> Drafter:
             if text[position - 1] >= draft.vocab_size:
                 return []
             caches = draft.make_cache()
-            block, drafts = row(known_to(draft, text[:position])), list[int]()
+            block, drafts = row(clamp_ids(draft, text[:position])), list[int]()
             while len(drafts) < depth:
                 logits = draft.forward(block, caches).logits[:, -1, :shared]
                 drafts.append(_picked(choose, logits, len(drafts)))

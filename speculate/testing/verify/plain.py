@@ -10,8 +10,8 @@ import attrs
 import mlx.core as mx
 
 from speculate.protocols import SpeculativeModel
-from speculate.sampling.acceptance import TOKENS
-from speculate.sampling.filters import Law
+from speculate.sampling.acceptance import TOKEN_STREAM
+from speculate.sampling.filters import Distribution
 from speculate.sampling.noise import gumbel, key
 from speculate.sampling.options import Sampling
 from speculate.testing.verify.oracle import CHUNK, row
@@ -120,5 +120,5 @@ def _scores(logits: mx.array, sampling: Sampling, position: int) -> mx.array:
     if sampling.temperature == 0:
         return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     seed = sampling.seed or 0
-    noise = gumbel([key(seed, TOKENS, position)], logits.shape[-1])
-    return Law(sampling, seed).scores(logits, [position]) + noise
+    noise = gumbel([key(seed, TOKEN_STREAM, position)], logits.shape[-1])
+    return Distribution(sampling, seed).log_weights(logits, [position]) + noise

@@ -17,7 +17,7 @@ def plant(patch: Patch) -> None:
     def anything(model: SpeculativeModel, ids: Iterable[int]) -> list[int]:
         return list(ids)
 
-    patch.setattr(draft_model, "known_to", anything)
+    patch.setattr(draft_model, "clamp_ids", anything)
 
 
 class Suite(ProposerTests):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from speculate import DraftModel
-from speculate.proposers._chain import Waiting
+from speculate.proposers._chain import Backlog
 from tests.faults.proposers.toys import Passing, ToyTests
 
 
@@ -11,7 +11,7 @@ class Broken(Passing):
     def settle(self) -> None:
         draft = self.inner
         assert isinstance(draft, DraftModel)
-        draft._in_flight, draft._waiting = 0, Waiting()
+        draft._in_flight, draft._backlog = 0, Backlog()
 
 
 class Suite(ToyTests):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from speculate import DraftModel
-from speculate.proposers._chain import Waiting
+from speculate.proposers._chain import Backlog
 from speculate.protocols import Commit
 from tests.faults.proposers.toys import Passing, ToyTests
 
@@ -15,7 +15,7 @@ class Broken(Passing):
             self.inner.commit(commit)
             draft = self.inner
             assert isinstance(draft, DraftModel)
-            draft._waiting = Waiting()
+            draft._backlog = Backlog()
         else:
             self.inner.commit(commit)
 

@@ -7,31 +7,37 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from speculate.protocols import Choice, Draft
-from speculate.sampling.acceptance import ByEquality, Coupled, Judgement, Rule, leading
-from speculate.sampling.filters import Law
+from speculate.sampling.acceptance import (
+    AcceptanceRule,
+    Coupled,
+    ExactMatch,
+    Verification,
+    accepted_prefix,
+)
+from speculate.sampling.filters import Distribution
 from tests.faults.samplers.toys import ToyTests
 
 
 class Typical:
     """Accepts what is likely enough."""
 
-    def __init__(self, law: Law) -> None:
-        self._inner = ByEquality(Coupled(law))
+    def __init__(self, law: Distribution) -> None:
+        self._inner = ExactMatch(Coupled(law))
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
         return self._inner.choose(logits, position)
 
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
-        judged = self._inner.judge(logits, positions, draft)
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
+        judged = self._inner.verify(logits, positions, draft)
         k = draft.tokens.shape[0]
         if k == 0:
             return judged
         p = mx.softmax(logits[:k], axis=-1)
         stands = mx.take_along_axis(p, draft.tokens[:, None], axis=-1)[:, 0] > 0.2
-        return Judgement(leading(stands), judged.tokens)
+        return Verification(accepted_prefix(stands), judged.tokens)
 
 
-def make(law: Law) -> Rule:
+def make(law: Distribution) -> AcceptanceRule:
     return Typical(law)
 
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from speculate.protocols import Draft
-from speculate.sampling.acceptance import Judgement, Rejection
+from speculate.sampling.acceptance import Rejection, Verification
 from tests.faults.samplers.toys import ToyTests
 
 
 class Broken(Rejection):  # type: ignore[misc]  # final, and broken on purpose
-    def judge(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Judgement:
+    def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
         laws = draft.laws or [mx.log(mx.softmax(row, axis=-1))[None] for row in logits]
-        return super().judge(logits, positions, Draft(draft.tokens, laws[: draft.tokens.shape[0]]))
+        return super().verify(logits, positions, Draft(draft.tokens, laws[: draft.tokens.shape[0]]))
 
 
 class Suite(ToyTests):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from speculate.protocols import Choice
-from speculate.sampling.acceptance import ByEquality, Rule, most_likely
-from speculate.sampling.filters import Law
+from speculate.sampling.acceptance import AcceptanceRule, ExactMatch, most_likely
+from speculate.sampling.filters import Distribution
 from tests.faults.samplers.toys import ToyTests
 
 
@@ -22,8 +22,8 @@ class Global:
         return mx.random.categorical(logits)
 
 
-def make(law: Law) -> Rule:
-    return ByEquality(Global())
+def make(law: Distribution) -> AcceptanceRule:
+    return ExactMatch(Global())
 
 
 class Suite(ToyTests):

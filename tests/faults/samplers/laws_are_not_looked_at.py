@@ -11,13 +11,13 @@ from tests.sampling.test_conformance import TestRejection
 
 
 def plant(patch: Patch) -> None:
-    right = acceptance.draft_laws
+    right = acceptance.draft_probabilities
 
     def trusting(draft: Draft, width: int) -> mx.array:
         laws = [law for law in draft.laws if law is not None]
         return mx.exp(mx.concatenate(laws)) if laws else right(draft, width)
 
-    patch.setattr(acceptance, "draft_laws", trusting)
+    patch.setattr(acceptance, "draft_probabilities", trusting)
 
 
 Suite = TestRejection

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from speculate.protocols import Choice
-from speculate.sampling.acceptance import ByEquality, Coupled, Rule
-from speculate.sampling.filters import Law
+from speculate.sampling.acceptance import AcceptanceRule, Coupled, ExactMatch
+from speculate.sampling.filters import Distribution
 from tests.faults.samplers.toys import ToyTests
 
 
 class Counting:
     """Counts rows instead of positions."""
 
-    def __init__(self, law: Law) -> None:
+    def __init__(self, law: Distribution) -> None:
         self._inner = Coupled(law)
         self._used = 0
 
@@ -27,8 +27,8 @@ class Counting:
         return self._inner.pick(logits, range(self._used - len(positions), self._used))
 
 
-def make(law: Law) -> Rule:
-    return ByEquality(Counting(law))
+def make(law: Distribution) -> AcceptanceRule:
+    return ExactMatch(Counting(law))
 
 
 class Suite(ToyTests):

@@ -9,10 +9,10 @@ from tests.faults.samplers.toys import ToyTests
 
 
 class Broken(BlockVerification):  # type: ignore[misc]  # final, and broken on purpose
-    def _judge(
+    def _verify(
         self, p: mx.array, q: mx.array, tokens: mx.array, coins: mx.array
     ) -> tuple[mx.array, mx.array]:
-        accepted, residual = super()._judge(p, q, tokens, coins)
+        accepted, residual = super()._verify(p, q, tokens, coins)
         return accepted, residual[::-1]
 
 

@@ -9,10 +9,10 @@ from tests.faults.samplers.toys import ToyTests
 
 
 class Broken(Rejection):  # type: ignore[misc]  # final, and broken on purpose
-    def _judge(
+    def _verify(
         self, p: mx.array, q: mx.array, tokens: mx.array, coins: mx.array
     ) -> tuple[mx.array, mx.array]:
-        accepted, _ = super()._judge(p, q, tokens, coins)
+        accepted, _ = super()._verify(p, q, tokens, coins)
         return accepted, p[: q.shape[0]]
 
 

@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 from speculate import Sampling
 from speculate.protocols import Sampler
-from speculate.sampling.acceptance import Rule
-from speculate.sampling.filters import Law
+from speculate.sampling.acceptance import AcceptanceRule
+from speculate.sampling.filters import Distribution
 from speculate.sampling.processors import Processors
-from speculate.sampling.sampler import Pipeline
+from speculate.sampling.sampler import TokenSampler
 from speculate.testing.suites import SamplerTests
 
-LAW = Law(Sampling(temperature=0.8, seed=3), 3)
+LAW = Distribution(Sampling(temperature=0.8, seed=3), 3)
 
 
 class ToyTests(SamplerTests):
     """Proves what `rule` makes."""
 
-    rule: Callable[[Law], Rule]
+    rule: Callable[[Distribution], AcceptanceRule]
 
     def make_sampler(self) -> Sampler:
-        return Pipeline(type(self).rule(LAW), Processors(()))
+        return TokenSampler(type(self).rule(LAW), Processors(()))

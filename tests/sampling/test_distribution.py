@@ -1,4 +1,4 @@
-"""Whoever drafts, and however drafts are judged: the text has the target's law."""
+"""For every proposer and acceptance rule, the output has the target's distribution."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from speculate.testing.verify.results import Difference, Result
 from speculate.testing.verify.rounding import Rounding
 from speculate.testing.verify.subject import Subject
 
-WIDTHS: Final = (1, 2, 3, 9, 4, 1, 1, 5, 6)
+BLOCK_WIDTHS: Final = (1, 2, 3, 9, 4, 1, 1, 5, 6)
 """Of the blocks behind the prompt."""
 
 SAME: Final = Rounding()
@@ -21,7 +21,7 @@ def forward_of_blocks(subject: Subject) -> Result:
     ours, theirs = subject.oracle.caches(), subject.oracle.caches()
     differences: list[Difference] = []
     start = 0
-    for width in (len(subject.prompt), *WIDTHS):
+    for width in (len(subject.prompt), *BLOCK_WIDTHS):
         ids = subject.ids(start, start + width)
         found = subject.model.forward(row(ids), ours).logits[0]
         expected = subject.oracle.feed(ids, theirs)

@@ -15,7 +15,7 @@ from speculate.testing.verify.rounding import apart
 CHUNK: Final = 2048
 """Tokens that are fed at once where no logits are asked for."""
 
-WIDTHS: Final = (1, 2, 3, 5, 9)
+NOISE_WIDTHS: Final = (1, 2, 3, 5, 9)
 """Of the blocks whose rounding is compared."""
 
 DRAWN: Final = 6
@@ -83,7 +83,7 @@ class Oracle:
         """
         whole = self.cold(ids)
         worst = 0.0
-        for width in WIDTHS:
+        for width in NOISE_WIDTHS:
             length = min(len(ids), window) if window and width == 1 else len(ids)
             found = self.blocks(ids[:length], [width])
             worst = max(worst, *apart(found, whole[:length]))
@@ -109,7 +109,7 @@ class Oracle:
 
 def _ways(first: int) -> Iterator[tuple[int, Sequence[int]]]:
     """Ways to feed a text: tokens of the prefill, and widths of the blocks behind it."""
-    yield from ((first, [width]) for width in WIDTHS)
+    yield from ((first, [width]) for width in NOISE_WIDTHS)
     dice = random.Random(0)
     for _ in range(DRAWN):
         yield max(0, first - BEFORE), dice.choices(range(1, 10), k=BEFORE)

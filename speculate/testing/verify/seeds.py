@@ -13,7 +13,7 @@ from speculate.testing.verify.results import Difference, Result
 from speculate.testing.verify.subject import Subject
 from speculate.testing.verify.texts import coupled, follow
 
-DEPTHS: Final = (4, 0, 1, 2, 7)
+SEED_DEPTHS: Final = (4, 0, 1, 2, 7)
 """Of drafts in turn; 0 is a round without one."""
 
 
@@ -23,14 +23,14 @@ def seed_gives_its_text(subject: Subject, seed: int) -> Result:
     Whatever draws from random numbers that others draw from gives another text each time.
     """
     plain, compared, differences = subject.plain(coupled(seed)), 0, list[Difference]()
-    for how, start, strategy in _ways(subject, seed):
+    for how, start, strategy in _seed_runs(subject, seed):
         count, found = follow(subject, plain, strategy, how, start)
         compared += count
         differences += found
     return Result(compared, "tokens", differences)
 
 
-def _ways(subject: Subject, seed: int) -> Iterator[tuple[str, int, Strategy]]:
+def _seed_runs(subject: Subject, seed: int) -> Iterator[tuple[str, int, Strategy]]:
     """Ways to decode one text: in words, from where, and by whom."""
     yield "off", 0, Off()
     for drafter in subject.drafters:
@@ -46,5 +46,5 @@ def _in_turn(subject: Subject, seed: int) -> Strategy:
     proposers = [drafter.make() for drafter in subject.drafters]
     if not proposers:
         return Off()
-    plans = [(dice.choice(proposers), dice.choice(DEPTHS)) for _ in range(subject.tokens)]
+    plans = [(dice.choice(proposers), dice.choice(SEED_DEPTHS)) for _ in range(subject.tokens)]
     return ScheduledStrategy([*plans, *((proposer, 0) for proposer in proposers)])

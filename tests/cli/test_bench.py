@@ -18,24 +18,15 @@ import pytest
 from pytest import approx
 
 import speculate as sp
-from speculate.cli import progress
-from speculate.cli.bench import command
-from speculate.cli.bench.estimate import Estimate
-from speculate.cli.bench.forwards import REPEATS, ROWS, time_forwards
-from speculate.cli.bench.plots import draw
-from speculate.cli.bench.results import (
-    Results,
-    best_fixed,
-    choices,
-    disturbance,
-    outcomes,
-    relative,
-    same_text,
-    survival,
-)
-from speculate.cli.bench.runs import Run, run_all, ways_of
-from speculate.cli.bench.table import show
-from speculate.cli.printing import finite
+from speculate.cli import _console
+from speculate.cli import bench as command
+from speculate.cli._bench_runs import Estimate
+from speculate.cli._bench_runs import REPEATS, ROWS, time_forwards
+from speculate.cli._bench_report import draw
+from speculate.cli._bench_report import Results, best_fixed, choices, disturbance, outcomes, relative, same_text, survival
+from speculate.cli._bench_runs import Run, run_all, ways_of
+from speculate.cli._bench_report import show
+from speculate.cli._console import finite
 from speculate.protocols import Forward, Rollbackable, Round
 from tests import tiny, words
 from tests.cli.running import Said, run
@@ -284,7 +275,7 @@ def test_all_of_it(
     tmp_path: Path,
     dense: str,
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY", math.inf)
+    monkeypatch.setattr(_console, "PROGRESS_INTERVAL", math.inf)
     said = bench(capsys, tmp_path / "deep" / "out", "--model", dense, "--draft", dense)
     assert said.status == 0
     assert re.sub(r"\d+(\.\d)? s", "# s", said.err).splitlines() == [

@@ -10,7 +10,7 @@ import pytest
 
 import speculate as sp
 from speculate.checkpoints import find_head, read_head
-from speculate.cli import check
+from speculate.cli import inspect
 from speculate.loading import demo_folder
 from tests.checkpoints import tiny
 from tests.cli.running import Said, run
@@ -20,7 +20,7 @@ HYBRID = demo_folder("hybrid")
 
 @pytest.fixture(autouse=True)
 def fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "PROMPT_TOKENS", 48)
+    monkeypatch.setattr(inspect, "PROMPT_TOKENS", 48)
 
 
 def asked(capsys: pytest.CaptureFixture[str], *options: str) -> Said:
@@ -101,4 +101,4 @@ def test_the_acceptance_is_that_of_depth_one(length: int) -> None:
         guess = head.step(hidden, mx.array([[text[place + 1]]]), rows).logits
         if length <= place + 2 < len(text):
             right += mx.argmax(guess[0, -1]).item() == text[place + 2]
-    assert check.acceptance(model, head, prompt, 12) == pytest.approx(right / 12)
+    assert inspect.acceptance(model, head, prompt, 12) == pytest.approx(right / 12)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speculate.cli.telemetry.choices import WIDTH, Choices
+from speculate.cli._stats_view import WIDTH, Choices
 from speculate.protocols import Round
 
 

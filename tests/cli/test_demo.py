@@ -14,7 +14,7 @@ import pytest
 
 import speculate as sp
 from speculate.cli import demo
-from speculate.cli.figures import Run
+from speculate.cli._models import Run
 from speculate.cli.main import COMMANDS
 from speculate.loading import demo_prompt
 from tests.cli.running import run

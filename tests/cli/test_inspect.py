@@ -11,7 +11,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from speculate.cli import convert, extract_head, inspect
+from speculate.cli import convert, extract_head
+from speculate.cli import inspect
 from speculate.loading import demo_folder
 from tests import tiny as families
 from tests import words

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from speculate.cli.bench.estimate import Estimate
-from speculate.cli.progress import bars, duration, stages
+from speculate.cli._bench_runs import Estimate
+from speculate.cli._console import bars, duration, stages
 
 
 class Clock:

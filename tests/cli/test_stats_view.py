@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import speculate as sp
-from speculate.cli.telemetry.screen import Live
+from speculate.cli._stats_view import Live
 from speculate.loading import demo_prompt
 from speculate.protocols import Round
 from tests.cli.running import run

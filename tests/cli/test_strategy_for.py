@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 import speculate as sp
-from speculate.cli.models import strategy_for
+from speculate.cli._models import strategy_for
 from speculate.errors import OptionError
 
 

@@ -14,10 +14,10 @@ from typing import Any, Final, cast, final
 import attrs
 import pytest
 
-from speculate.cli.bench import command as bench
+from speculate.cli import bench as bench
 from speculate.cli.main import COMMANDS, main
-from speculate.testing import verify as checks
-from speculate.testing.verify import Case, Result
+from speculate import verify as checks
+from speculate.verify import Case, Result
 from tests import tiny, words
 from tests.cli.test_bench import results_of, written_out
 from tests.cli.test_verify import bring

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from speculate import SpeculativeModel
-from speculate.cli import progress
-from speculate.cli.verify import command
-from speculate.testing import verify
-from speculate.testing.verify import Case, Difference, Result
+from speculate.cli import _console
+from speculate.cli import verify as command
+from speculate import verify
+from speculate.verify import Case, Difference, Result
 from tests.cli.running import Said, run
 from tests.cli.verifying import TEXT, Forgetful, InBlocks, hybrid, next_numbers, with_ties
 from tests.decoding.kit import adapted, get
@@ -52,7 +52,7 @@ def outcomes(said: Said) -> dict[str, set[str]]:
 def test_a_bundled_model(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY", math.inf)
+    monkeypatch.setattr(_console, "PROGRESS_INTERVAL", math.inf)
     file = tmp_path / "report.json"
     said = run(capsys, "verify", "--model", "windowed", "--tokens", "4", "--json", str(file))
     assert (said.status, said.err) == (0, "")
@@ -88,7 +88,7 @@ def test_where_nobody_watches_a_line_says_now_and_then_how_far_it_is(
 ) -> None:
     bring(monkeypatch, get("shallow").model, get("small_dense").model)
     monkeypatch.setattr(verify, "cases", few)
-    monkeypatch.setattr(progress, "EVERY", 0.0)  # at every chance
+    monkeypatch.setattr(_console, "PROGRESS_INTERVAL", 0.0)  # at every chance
     said = run(capsys, "verify", "--model", "mine", "--draft", "draft", "--tokens", "3")
     assert said.out.startswith("speculate verify: OK\n")
     assert said.err.splitlines() == [

@@ -13,10 +13,11 @@ from speculate import Decoder, Fixed, Sampling
 from speculate.backends.group import CacheGroup
 from speculate.loading import demo_prompt
 from speculate.sampling import acceptance
-from speculate.testing import ToyHead, ToyModel, verify
-from speculate.testing.verify.plain import place
-from speculate.testing.verify.rounding import Rounding, ulp
-from speculate.testing.verify.texts import MOST, follow
+from speculate import verify
+from speculate.testing import ToyHead, ToyModel
+from speculate.verify.oracle import place
+from speculate.verify.rounding import Rounding, ulp
+from speculate.verify.decoding_checks import MOST, follow
 from tests import tiny
 from tests.cli.verifying import (
     TEXT,

@@ -13,8 +13,8 @@ from typing_extensions import override
 from speculate import SpeculativeModel
 from speculate.backends.group import CacheGroup
 from speculate.protocols import Forward
-from speculate.testing import verify
-from speculate.testing.verify import Difference, Result
+from speculate import verify
+from speculate.verify import Difference, Result
 from tests.cli.verifying import (
     Around,
     InBlocks,

@@ -13,8 +13,8 @@ from mlx import nn
 from speculate import PromptLookup, SpeculativeModel
 from speculate.models.adapter import StockAdapter
 from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
-from speculate.testing import verify
-from speculate.testing.verify import Drafter, Result, Subject
+from speculate import verify
+from speculate.verify import Drafter, Result, Subject
 from tests import tiny
 from tests.decoding.heads import with_head
 from tests.decoding.kit import Tiny, adapted, get

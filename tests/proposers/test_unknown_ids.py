@@ -16,7 +16,7 @@ from speculate import Decoder, DraftModel, Fixed, Off, Sampling, SpeculativeMode
 from speculate.decoding.block import to_ints
 from speculate.protocols import Choice, Commit, Forward
 from speculate.sampling.options import MODES, Mode
-from speculate.testing.verify.drafters import by_model
+from speculate.verify.drafters import by_model
 from tests.decoding import kit
 from tests.decoding.watched import PassingModel, WatchedProposer
 from tests.sampling.laws import law

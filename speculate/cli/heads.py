@@ -1,4 +1,4 @@
-"""`speculate convert` and `speculate extract-head`: models written with their head, or heads alone."""
+"""`speculate convert` writes a model with its head; `speculate extract-head` a head alone."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ def test_without_matplotlib_the_numbers_are_written(
 
 def test_matplotlib_is_imported_by_nothing_else() -> None:
     code = (
-        "import sys, speculate.cli.main, speculate.cli.bench.plots; "
+        "import sys, speculate.cli.main, speculate.cli._bench_report; "
         "sys.exit('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

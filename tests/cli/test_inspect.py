@@ -16,6 +16,7 @@ from speculate.backends.arrays import RewindableArraysCache
 from speculate.cli import _inspect_report, heads, inspect
 from speculate.cli._arguments import Command
 from speculate.loading import demo_folder
+from speculate.models import registry
 from speculate.protocols import Forward
 from tests import tiny as families
 from tests import words
@@ -185,7 +186,7 @@ def test_an_adapter_of_another_package_is_reported_by_what_its_layers_record(
     folder = tiny.write(
         tmp_path, {"model.safetensors": {"a": mx.zeros((1,))}}, config={**vars(model.args)}
     )
-    found = _inspect_report.factory_for
+    found = registry.factory_for
 
     def rewinds(adapter: Callable[[SpeculativeModel], SpeculativeModel]) -> dict[str, str]:
         monkeypatch.setattr(

@@ -1,1 +1,1 @@
-"""The `speculate` command. One module a subcommand: `add_arguments(parser)`, `run(args)`."""
+"""The `speculate` command: one module a subcommand, and private modules that they share."""

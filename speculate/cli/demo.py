@@ -1,4 +1,4 @@
-"""`speculate demo`: one prompt decoded three ways, and the same text each time."""
+"""`speculate demo`: decodes one prompt in three ways and compares the texts."""
 
 from __future__ import annotations
 
@@ -7,41 +7,44 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from speculate.cli import parsing
-from speculate.cli.figures import Run, decode
-from speculate.cli.models import load_named, strategy_for
+from speculate.cli._arguments import Command, add_depth, add_max_tokens, add_prompt, read_prompt
+from speculate.cli._models import Completion, complete, load_named, strategy_for
 from speculate.loading import demo_prompt
 
-SUMMARY: Final = "Decode a prompt plain, with the MTP head, and with a draft model."
-EXAMPLE: Final = "speculate demo --max-tokens 64 --depth 4"
+PROPOSERS: Final = {
+    "off": "none: plain decoding",
+    "mtp": "the MTP head",
+    "draft": "the draft model",
+}
+"""Names of the proposers, and what the table calls them."""
 
-WAYS: Final = {"off": "nobody: plain decoding", "mtp": "the MTP head", "draft": "the draft model"}
-WARM_UP: Final = 8
+WARM_UP_TOKENS: Final = 8
+"""Tokens that each proposer decodes once without being measured."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parsing.add_prompt(parser)
-    parsing.add_max_tokens(parser, default=128)
-    parsing.add_depth(parser, default=3)
+    add_prompt(parser)
+    add_max_tokens(parser, default=128)
+    add_depth(parser, default=3)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the text and a table; 1 if the texts differ."""
-    prompt = demo_prompt() if args.prompt is None else parsing.read_prompt(args.prompt)
+    """Print the text and a table; return 1 if the texts differ."""
+    prompt = demo_prompt() if args.prompt is None else read_prompt(args.prompt)
     model, tokenizer = load_named("hybrid")
     draft = load_named("draft")[0]
-    runs: dict[str, Run] = {}
-    for proposer in WAYS:
-        for tokens in (WARM_UP, args.max_tokens):
+    runs: dict[str, Completion] = {}
+    for proposer in PROPOSERS:
+        for tokens in (WARM_UP_TOKENS, args.max_tokens):
             strategy = strategy_for(model, [proposer], args.depth, draft)
-            runs[proposer] = decode(model, tokenizer, prompt, strategy, max_tokens=tokens)
+            runs[proposer] = complete(model, tokenizer, prompt, strategy, max_tokens=tokens)
     same = all(found.ids == runs["off"].ids for found in runs.values())
     _show(prompt, runs, same)
     return 0 if same else 1
 
 
-def _show(prompt: str, runs: Mapping[str, Run], same: bool) -> None:
+def _show(prompt: str, runs: Mapping[str, Completion], same: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -49,13 +52,13 @@ def _show(prompt: str, runs: Mapping[str, Run], same: bool) -> None:
     console.print(prompt, markup=False, style="dim", soft_wrap=True, end="")
     console.print(runs["off"].text, markup=False, soft_wrap=True)
     console.print()
-    table = Table("who drafts", box=None, pad_edge=False)
+    table = Table("proposer", box=None, pad_edge=False)
     for title in ("tokens", "target passes", "accepted", "tokens/pass", "tokens/s"):
         table.add_column(title, justify="right", no_wrap=True)
     for proposer, found in runs.items():
         passes = found.stats.rounds
         table.add_row(
-            WAYS[proposer],
+            PROPOSERS[proposer],
             str(len(found.ids)),
             str(passes),
             found.accepted if found.stats.drafts else "",
@@ -69,6 +72,13 @@ def _show(prompt: str, runs: Mapping[str, Run], same: bool) -> None:
     else:
         console.print("The three texts DIFFER: this is a bug, please report it.")
 
+
+COMMAND: Final[Command] = Command(
+    summary="Decode a prompt plain, with the MTP head, and with a draft model.",
+    example="speculate demo --max-tokens 64 --depth 4",
+    add_arguments=add_arguments,
+    run=run,
+)
 
 if __name__ == "__main__":
     from speculate.cli.main import main

@@ -1,4 +1,4 @@
-"""`speculate generate`: a text, and what it took."""
+"""`speculate generate`: streams a generated text, and reports how it was decoded."""
 
 from __future__ import annotations
 
@@ -7,48 +7,63 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, cast
 
-from speculate.cli import parsing
-from speculate.cli.figures import decode
-from speculate.cli.models import PROPOSERS, load_named, strategy_for
-from speculate.cli.sampling import add_sampling, sampling_of
-from speculate.cli.telemetry.events import STANDARD_ERROR, event_log
-from speculate.cli.telemetry.screen import screen
+from speculate.cli._arguments import (
+    MODEL_HELP,
+    Command,
+    add_depth,
+    add_head,
+    add_max_tokens,
+    add_prompt,
+    add_sampling,
+    parse_count,
+    parse_positive,
+    read_prompt,
+    sampling_from,
+)
+from speculate.cli._models import PROPOSERS, complete, load_named, strategy_for
+from speculate.cli._stats_view import STANDARD_ERROR, event_log, text_view
 from speculate.loading import DEMO_MODELS, demo_prompt
 
 if TYPE_CHECKING:
     from speculate.protocols import SpeculativeModel
     from speculate.text import DecoderOptions
 
-SUMMARY: Final = "Generate text, with drafts that never change it."
-EXAMPLE: Final = 'speculate generate --prompt "def fibonacci(n):" --proposer mtp lookup --stats'
-
 KV_BITS: Final = (2, 3, 4, 5, 6, 8)
-KV_GROUPS: Final = (32, 64, 128)
+"""Supported bits a value of a quantised cache."""
+
+KV_GROUP_SIZES: Final = (32, 64, 128)
+"""Supported numbers of values that share a scale."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add("--model", metavar="MODEL", help=f"{parsing.a_model()} (default: {DEMO_MODELS[0]})")
-    parsing.add_head(parser)
-    add("--draft-model", metavar="MODEL", help="the model that drafts, named as --model")
-    parsing.add_prompt(parser)
-    parsing.add_max_tokens(parser, default=256)
+    add("--model", metavar="MODEL", help=f"{MODEL_HELP} (default: {DEMO_MODELS[0]})")
+    add_head(parser)
+    add("--draft-model", metavar="MODEL", help="a draft model, named as --model")
+    add_prompt(parser)
+    add_max_tokens(parser, default=256)
     add(
         "--proposer",
         nargs="+",
         choices=PROPOSERS,
         metavar="NAME",
-        help="who may draft, one or several: draft (the draft model), mtp (the model's own head), "
-        "lookup (what followed earlier in the text), or off (default: all there are)",
+        help="one or several proposers: draft (the draft model), mtp (the model's own head), "
+        "lookup (what followed the same tokens earlier), or off (default: all available)",
     )
-    parsing.add_depth(parser, default=None)
+    add_depth(parser, default=None)
     add(
         "--chat-template",
         choices=("on", "off"),
-        help="put the prompt into the tokenizer's chat template (default: if it has one)",
+        help="apply the tokenizer's chat template to the prompt (default: on if it has one)",
     )
-    add("--stop", action="append", default=[], metavar="TEXT", help="end the text here; repeatable")
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the text before this string; may be repeated",
+    )
     _add_telemetry_arguments(parser)
     add_sampling(parser)
     _add_cache_arguments(parser)
@@ -59,13 +74,13 @@ def _add_telemetry_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--stats",
         action="store_true",
-        help="show who drafts, what is accepted and how much faster it gets: in a terminal while "
-        "the text comes, elsewhere in a table after it, on standard error",
+        help="show proposers, acceptance and speedup: in a terminal live below the text, "
+        "elsewhere in a table after it, on standard error",
     )
     add(
         "--events",
         metavar="FILE",
-        help="append each round to FILE as a line of JSON; - writes to standard error, in place of "
+        help="append each round to FILE as a line of JSON; - writes to standard error instead of "
         "the counters",
     )
 
@@ -73,43 +88,50 @@ def _add_telemetry_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prompt and cache, as in mlx-lm")
     add = group.add_argument
-    add("--kv-bits", type=int, choices=KV_BITS, help="quantise the cache")
-    add("--kv-group-size", type=int, choices=KV_GROUPS, default=64, help="(default: %(default)s)")
+    add("--kv-bits", type=int, choices=KV_BITS, help="quantise the cache to this many bits")
+    add(
+        "--kv-group-size",
+        type=int,
+        choices=KV_GROUP_SIZES,
+        default=64,
+        help="values that share a scale (default: %(default)s)",
+    )
     add(
         "--quantized-kv-start",
-        type=parsing.count,
+        type=parse_count,
         default=5000,
         metavar="N",
-        help="tokens from which on the cache is quantised (default: %(default)s)",
+        help="length, in tokens, from which the cache is quantised (default: %(default)s)",
     )
-    add("--max-kv-size", type=parsing.positive, metavar="N", help="rows to keep a layer")
+    add("--max-kv-size", type=parse_positive, metavar="N", help="cache rows to keep for each layer")
     add(
         "--prefill-step-size",
-        type=parsing.positive,
+        type=parse_positive,
         default=2048,
         metavar="N",
-        help="prompt tokens to feed at once (default: %(default)s)",
+        help="prompt tokens in one forward (default: %(default)s)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stream a text to standard output, and end with a line of counters on standard error."""
-    quiet = args.events == STANDARD_ERROR  # which is then of JSON alone
-    sampling = sampling_of(args)
-    prompt = demo_prompt() if args.prompt is None else parsing.read_prompt(args.prompt)
+    """Stream a text to standard output, and print a line of counters on standard error."""
+    # With `--events -` standard error carries JSON only.
+    quiet = args.events == STANDARD_ERROR
+    sampling = sampling_from(args)
+    prompt = demo_prompt() if args.prompt is None else read_prompt(args.prompt)
     with ExitStack() as stack:
-        reports = [stack.enter_context(event_log(args.events))] if args.events else []
-        draft = _draft(args)
+        listeners = [stack.enter_context(event_log(args.events))] if args.events else []
+        draft = _load_draft(args)
         model, tokenizer = load_named(args.model, args.head)
         strategy = strategy_for(model, args.proposer, args.depth, draft)
         chat = cast(bool, tokenizer.has_chat_template)
         if args.chat_template is not None:
             chat = args.chat_template == "on"
         if args.prompt is None and not quiet:
-            begins = prompt.strip().partition("\n")[0]
-            print(f"no --prompt, so this goes on from a bundled one: {begins} ...", file=sys.stderr)
-        shown = stack.enter_context(screen(stats=args.stats, quiet=quiet))
-        found = decode(
+            start = prompt.strip().partition("\n")[0]
+            print(f"no --prompt given, using a bundled one: {start} ...", file=sys.stderr)
+        view = stack.enter_context(text_view(stats=args.stats, quiet=quiet))
+        found = complete(
             model,
             tokenizer,
             prompt,
@@ -118,9 +140,9 @@ def run(args: argparse.Namespace) -> int:
             max_tokens=args.max_tokens,
             stop=args.stop,
             chat_template=chat,
-            write=shown.write,
-            reports=[*reports, shown.report],
-            options=_options(args),
+            write=view.write,
+            listeners=[*listeners, view.add_round],
+            options=_decoder_options(args),
         )
     if not quiet:
         seed = f", seed {sampling.seed}" if sampling.temperature > 0 else ""
@@ -128,15 +150,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _draft(args: argparse.Namespace) -> SpeculativeModel | None:
-    """The model that drafts, if one is named; the bundled one drafts for the bundled target."""
+def _load_draft(args: argparse.Namespace) -> SpeculativeModel | None:
+    """Load the draft model; the bundled target has the bundled one, if `draft` is a proposer."""
     name = args.draft_model
     if name is None and args.model in (None, "hybrid") and "draft" in (args.proposer or ()):
         name = "draft"
     return None if name is None else load_named(name, head=False)[0]
 
 
-def _options(args: argparse.Namespace) -> DecoderOptions:
+def _decoder_options(args: argparse.Namespace) -> DecoderOptions:
     return {
         "kv_bits": args.kv_bits,
         "kv_group_size": args.kv_group_size,
@@ -144,3 +166,11 @@ def _options(args: argparse.Namespace) -> DecoderOptions:
         "max_kv_size": args.max_kv_size,
         "prefill_step_size": args.prefill_step_size,
     }
+
+
+COMMAND: Final[Command] = Command(
+    summary="Generate text with speculative decoding; drafts never change the result.",
+    example='speculate generate --prompt "def fibonacci(n):" --proposer mtp lookup --stats',
+    add_arguments=add_arguments,
+    run=run,
+)

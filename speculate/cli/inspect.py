@@ -1,19 +1,41 @@
-"""`speculate inspect`: what a checkpoint holds, and what can be done with it."""
+"""`speculate inspect`: describes a checkpoint, and checks whether its head fits its model."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast, final, get_args
 
-from speculate.cli import parsing
+import attrs
+import mlx.core as mx
+
+from speculate.cli._arguments import Command, add_head
+from speculate.cli._console import json_safe
+from speculate.cli._models import find_checkpoint, is_bundled
 from speculate.errors import OptionError
-from speculate.loading import DEMO_MODELS
+from speculate.loading import DEMO_MODELS, demo_prompt, load, load_mtp_head
+from speculate.protocols import MTPHead, SpeculativeModel
 
-SUMMARY: Final = "Say what a model and its head are like, without loading them."
-EXAMPLE: Final = "speculate inspect hybrid --check"
+if TYPE_CHECKING:
+    from speculate.checkpoints.norms import Convention
 
 FAILED: Final = 1
+"""Exit status if the head does not draft for the model."""
+
+TOKENS: Final = 48
+"""Tokens generated greedily by the model, which the head has to predict."""
+
+PROMPT_TOKENS: Final = 96
+"""Tokens of the bundled prompt before them."""
+
+MIN_ACCEPTANCE: Final = 0.05
+"""Acceptance rate of the first draft below which the head does not fit the model."""
+
+SUSPICIOUS_ACCEPTANCE: Final = 0.2
+"""Acceptance rate of the first draft below which both norm conventions are compared."""
+
+CLEARLY_BETTER: Final = 2.0
+"""Ratio of acceptance rates above which the other norm convention is the right one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,37 +52,144 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--check",
         action="store_true",
-        help="load the model and its head, and see how often the first draft would be accepted; "
-        "exit status 1 for less than 5 %%",
+        help="load the model and its head, and measure the acceptance rate of the first draft; "
+        "exit status 1 if it is below 5 %%",
     )
-    parsing.add_head(parser)
+    add_head(parser)
     add(
         "--norms",
         choices=("gains", "raw"),
-        help="for --check: how the head's norms are stored, instead of finding it out",
+        help="for --check: how the head's norms are stored (default: detected)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a report; 1 if the head does not draft for the model."""
-    import attrs
-
-    from speculate.cli.check import check_head
-    from speculate.cli.printing import finite
-    from speculate.cli.report import inspect
-    from speculate.cli.sources import find
-    from speculate.cli.table import show
+    """Print a report; return 1 if the head does not draft for the model."""
+    from speculate.cli._inspect_report import inspect, show
 
     if args.check and args.head is False:
-        raise OptionError("--check lets the head guess: leave out --no-head, or --check")
-    head = find(args.head, head_only=True) if args.head else args.head
-    report = inspect(find(args.path), head)
+        raise OptionError("--check needs the head: leave out --no-head, or --check")
+    head = find_checkpoint(args.head, head_only=True) if args.head else args.head
+    report = inspect(find_checkpoint(args.path), head)
     check = check_head(args.path, args.head, args.norms) if args.check else None
     if args.json:
         found = attrs.asdict(report)
         if check is not None:
             found["check"] = {**attrs.asdict(check), "passed": check.passed}
-        print(json.dumps(finite(found), indent=2))
+        print(json.dumps(json_safe(found), indent=2))
     else:
-        show(report, check)
+        show(report, [] if check is None else check.lines())
     return 0 if check is None or check.passed else FAILED
+
+
+@final
+@attrs.frozen
+class HeadCheck:
+    """How well a head predicts the greedy output of a model.
+
+    Attributes:
+        tokens: Number of predicted tokens.
+        acceptance: Share that was predicted correctly, as the first draft after each true token.
+        by_convention: The same with all norms stored in one convention, by its name; empty if
+            `acceptance` is not suspicious.
+    """
+
+    tokens: int
+    acceptance: float
+    by_convention: dict[str, float]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the head drafts for the model, with its norms in the right convention."""
+        best = max(self.by_convention.values(), default=0.0)
+        return self.acceptance >= max(MIN_ACCEPTANCE, best / CLEARLY_BETTER)
+
+    def lines(self) -> list[str]:
+        """The result, for a report."""
+        found = [f"{self.acceptance:.0%} of first drafts accepted, over {self.tokens} tokens"]
+        if not self.by_convention:
+            return found
+        found.append("Such a low acceptance rate usually means that the head's norms were read in")
+        found.append("the wrong convention, or that the head was trained for another model.")
+        for convention, acceptance in self.by_convention.items():
+            found.append(f"with all its norms stored as {convention}: {acceptance:.0%}")
+        best = max(self.by_convention, key=lambda name: self.by_convention[name])
+        if self.by_convention[best] < MIN_ACCEPTANCE:
+            found.append("Neither helps: the head was trained for another model.")
+        elif not self.passed:
+            found.append(f'Load it with load_mtp_head(..., norms="{best}").')
+        return found
+
+
+def check_head(name: str | None, head: str | None, norms: Convention | None = None) -> HeadCheck:
+    """Load a model and a head, and let the head predict the model's greedy output.
+
+    Args:
+        name: The model's name on the command line.
+        head: Where the head is; by default with the model.
+        norms: How the head's norms are stored; detected by default.
+
+    Raises:
+        CheckpointError: The model or the head does not exist, or they do not fit together.
+        OptionError: `name` is a file that holds a head alone.
+    """
+    from speculate.checkpoints.norms import Convention
+
+    folder, bundled = find_checkpoint(name), is_bundled(name)
+    if not folder.is_dir():
+        raise OptionError(
+            f"{folder}: is a head alone. Name its model, and give this file with --head"
+        )
+    model, tokenizer = load(folder, head=False, dequantize=bundled)
+    place = folder if head is None else find_checkpoint(head, head_only=True)
+
+    def measure(convention: Convention | None) -> float:
+        loaded = load_mtp_head(place, model, norms=convention, dequantize=bundled)
+        return first_draft_acceptance(model, loaded, ids)
+
+    ids = cast("list[int]", tokenizer.encode(demo_prompt()))[:PROMPT_TOKENS]
+    found = measure(norms)
+    conventions = () if found >= SUSPICIOUS_ACCEPTANCE else get_args(Convention)
+    return HeadCheck(TOKENS, found, {name: measure(name) for name in conventions})
+
+
+def first_draft_acceptance(
+    model: SpeculativeModel, head: MTPHead, prompt: list[int], tokens: int = TOKENS
+) -> float:
+    """Share of greedy tokens that a head predicts from the true tokens before them.
+
+    Args:
+        model: The target.
+        head: Its head.
+        prompt: Ids, at least two.
+        tokens: Number of greedy tokens to predict.
+    """
+    hidden, ids = _greedy(model, prompt, tokens)
+    # Row i pairs the hidden state of token i with token i + 1, and predicts token i + 2.
+    first, cache = len(prompt) - 2, head.make_cache()
+    if first:
+        mx.eval(head.step(hidden[:, :first], ids[:, 1 : first + 1], cache).hidden)
+    out = head.step(hidden[:, first:-1], ids[:, first + 1 : -1], cache)
+    right = mx.argmax(out.logits, axis=-1) == ids[:, first + 2 :]
+    return cast(float, right.astype(mx.float32).mean().item())
+
+
+def _greedy(model: SpeculativeModel, prompt: list[int], tokens: int) -> tuple[mx.array, mx.array]:
+    """A prompt and its greedy continuation: hidden states `(1, T, width)` and ids `(1, T)`."""
+    cache, fed = model.make_cache(), mx.array([prompt])
+    hidden, ids = [], [fed]
+    for _ in range(tokens):
+        out = model.forward(fed, cache)
+        fed = mx.argmax(out.logits[:, -1:], axis=-1)
+        mx.eval(fed, out.hidden)
+        hidden.append(out.hidden)
+        ids.append(fed)
+    return mx.concatenate(hidden, axis=1), mx.concatenate(ids, axis=1)
+
+
+COMMAND: Final[Command] = Command(
+    summary="Describe a model and its head without loading them.",
+    example="speculate inspect hybrid --check",
+    add_arguments=add_arguments,
+    run=run,
+)

@@ -1,4 +1,4 @@
-"""The parser of the whole command, and what becomes of errors."""
+"""The argument parser of the whole command, and its handling of errors."""
 
 from __future__ import annotations
 
@@ -7,56 +7,36 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
-from typing_extensions import Protocol
-
-from speculate.cli import convert, demo, extract_head, generate, inspect
-from speculate.cli.bench import command as bench
-from speculate.cli.parsing import Parser
-from speculate.cli.printing import printable, warnings_in_a_line
-from speculate.cli.streams import check_output, standard_streams
-from speculate.cli.verify import command as verify
+from speculate.cli import bench, demo, generate, heads, inspect, verify
+from speculate.cli._arguments import Command, Parser
+from speculate.cli._console import one_line_warnings, printable
+from speculate.cli._streams import check_output, standard_streams
 from speculate.errors import SpeculateError
 from speculate.version import VERSION
 
 BAD_INPUT: Final = 2
+"""Exit status for input that cannot be used, and output that cannot be written."""
+
 INTERRUPTED: Final = 130
-
-
-class Command(Protocol):
-    """A subcommand's module."""
-
-    @property
-    def SUMMARY(self) -> str:
-        """What it does, in a sentence."""
-
-    @property
-    def EXAMPLE(self) -> str:
-        """A command line that works as it stands."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add its options."""
-
-    def run(self, args: argparse.Namespace) -> int:
-        """Do it; return the exit status."""
-
+"""Exit status after Ctrl-C."""
 
 COMMANDS: Final[Mapping[str, Command]] = {
-    "generate": generate,
-    "demo": demo,
-    "bench": bench,
-    "verify": verify,
-    "inspect": inspect,
-    "extract-head": extract_head,
-    "convert": convert,
+    "generate": generate.COMMAND,
+    "demo": demo.COMMAND,
+    "bench": bench.COMMAND,
+    "verify": verify.COMMAND,
+    "inspect": inspect.COMMAND,
+    "extract-head": heads.EXTRACT_HEAD,
+    "convert": heads.CONVERT,
 }
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser, with all subcommands."""
+    """The parser with all subcommands."""
     parser = Parser(
         prog="speculate",
         description="Exact speculative decoding of mlx-lm models.",
-        epilog="\n  ".join(["Examples:", *(command.EXAMPLE for command in COMMANDS.values())]),
+        epilog="\n  ".join(["Examples:", *(command.example for command in COMMANDS.values())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
@@ -64,9 +44,9 @@ def make_parser() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         sub = subparsers.add_parser(
             name,
-            help=command.SUMMARY,
-            description=command.SUMMARY,
-            epilog=f"Example: {command.EXAMPLE}",
+            help=command.summary,
+            description=command.summary,
+            epilog=f"Example: {command.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(sub)
@@ -75,13 +55,15 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status.
-
-    2 for input that cannot be used, and for output that cannot be written; 130 when interrupted;
-    141 when whoever read the output has left.
+    """Run the command.
 
     Args:
         argv: Arguments; those of the process by default.
+
+    Returns:
+        The exit status: 2 for input that cannot be used and for output that cannot be written,
+        130 after an interrupt, 141 if the reader of standard output has closed it, and otherwise
+        that of the subcommand.
     """
     with standard_streams():
         try:
@@ -99,10 +81,10 @@ def _run(argv: Sequence[str] | None) -> int:
     check_output()
     try:
         args = make_parser().parse_args(argv)
-        with warnings_in_a_line():
+        with one_line_warnings():
             return cast(Callable[[argparse.Namespace], int], args.run)(args)
     finally:
-        # What is still in a buffer may fail as well, and so counts as the command's.
+        # Writing buffered output may fail too, and must fail as part of the command.
         sys.stdout.flush()
 
 

@@ -1,10 +1,11 @@
-"""Counters of one call, by the field's definitions."""
+"""Counters of rounds and drafts, by the definitions that the field uses."""
 
 from __future__ import annotations
 
 from typing import final
 
 import attrs
+from typing_extensions import override
 
 from speculate.protocols import Round
 
@@ -12,15 +13,15 @@ from speculate.protocols import Round
 @final
 @attrs.frozen
 class DraftStats:
-    """What became of drafts.
+    """Counters of drafts.
 
     Attributes:
         drafts: Rounds with at least one drafted token.
-        draft_tokens: Tokens that were drafted.
-        accepted_tokens: Those of them that were emitted.
-        drafted_per_position: How often a draft at each position was made.
-        accepted_per_position: How often the draft at each position was emitted.
-        seconds: Time of the rounds with these drafts.
+        draft_tokens: Drafted tokens.
+        accepted_tokens: Drafted tokens that were emitted.
+        drafted_per_position: Drafted tokens, by position in the draft.
+        accepted_per_position: Accepted tokens, by position in the draft.
+        seconds: Time of the rounds with these drafts, in seconds.
     """
 
     drafts: int = 0
@@ -32,35 +33,41 @@ class DraftStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens that a round with a draft gives: 1 + accepted / drafts; 1.0 if there was none."""
+        """Mean tokens of a round with a draft, 1 + accepted / drafts; 1.0 without drafts."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
 
     @property
     def acceptance_rate(self) -> float:
-        """Part of the drafted tokens that were accepted; 0.0 if nothing was drafted."""
+        """Accepted tokens / drafted tokens; 0.0 if nothing was drafted."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
 
     def plus(self, drafted: int, accepted: int, seconds: float = 0.0) -> DraftStats:
-        """These counters, one draft and the time of its round later."""
+        """These counters with one more draft.
+
+        Args:
+            drafted: Drafted tokens, at least 1.
+            accepted: How many of them were accepted.
+            seconds: Time of the round.
+        """
         missing = [0] * (drafted - len(self.drafted_per_position))
-        made, stood = self.drafted_per_position + missing, self.accepted_per_position + missing
+        made, kept = self.drafted_per_position + missing, self.accepted_per_position + missing
         for position in range(drafted):
             made[position] += 1
-            stood[position] += position < accepted
+            kept[position] += position < accepted
         return DraftStats(
             self.drafts + 1,
             self.draft_tokens + drafted,
             self.accepted_tokens + accepted,
             made,
-            stood,
+            kept,
             self.seconds + seconds,
         )
 
 
 @final
 @attrs.frozen
-class Mean:
-    """A weighted mean in the making.
+class WeightedMean:
+    """Running weighted mean.
 
     Attributes:
         total: Sum of weight times value.
@@ -70,11 +77,11 @@ class Mean:
     total: float = 0.0
     weight: float = 0.0
 
-    def plus(self, value: float | None, weight: float) -> Mean:
-        """The mean with a value more; `None` is left out."""
+    def plus(self, value: float | None, weight: float) -> WeightedMean:
+        """The mean with one more value; `None` is ignored."""
         if value is None:
             return self
-        return Mean(self.total + value * weight, self.weight + weight)
+        return WeightedMean(self.total + value * weight, self.weight + weight)
 
     @property
     def value(self) -> float | None:
@@ -83,20 +90,20 @@ class Mean:
 
 
 @final
-@attrs.define(slots=False)
+@attrs.define(slots=False, repr=False)
 class Stats:
     """Counters of one call of `generate`.
 
     Attributes:
         prompt_tokens: Tokens of the prompt.
-        emitted_tokens: Tokens that came out so far.
-        rounds: Target passes that gave tokens, counted when all of these were emitted.
-        round_tokens: Tokens that these gave. Within a round `emitted_tokens` is ahead of it.
-        seconds: Time of these rounds, in seconds: without the prompt, without what was
-            measured for the strategy, and without the caller's own time between tokens.
-        seed: With which the text can be had again; `None` where nothing is drawn.
+        emitted_tokens: Tokens emitted so far.
+        rounds: Finished rounds, which are target passes whose tokens were all emitted.
+        round_tokens: Tokens of finished rounds. Within a round `emitted_tokens` is larger.
+        seconds: Time of finished rounds, in seconds, without the prompt, cost measurements for
+            the strategy, and the time that the caller takes between tokens.
+        seed: Seed that reproduces the sequence; `None` in greedy decoding.
         total: Drafts of all proposers.
-        by_proposer: Drafts of each proposer, by its name.
+        by_proposer: Drafts by name of the proposer.
     """
 
     prompt_tokens: int = 0
@@ -107,8 +114,8 @@ class Stats:
     seed: int | None = None
     total: DraftStats = attrs.Factory(DraftStats)
     by_proposer: dict[str, DraftStats] = attrs.Factory(dict)
-    _predicted: Mean = attrs.field(factory=Mean, init=False, repr=False)
-    _told: Mean = attrs.field(factory=Mean, init=False, repr=False)
+    _predicted: WeightedMean = attrs.field(factory=WeightedMean, init=False)
+    _baseline: WeightedMean = attrs.field(factory=WeightedMean, init=False)
 
     @property
     def drafts(self) -> int:
@@ -117,7 +124,7 @@ class Stats:
 
     @property
     def draft_tokens(self) -> int:
-        """Tokens that were drafted."""
+        """Drafted tokens."""
         return self.total.draft_tokens
 
     @property
@@ -127,35 +134,35 @@ class Stats:
 
     @property
     def accepted_per_position(self) -> list[int]:
-        """How often the draft at each position was emitted."""
+        """Accepted tokens, by position in the draft."""
         return self.total.accepted_per_position
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens that a round with a draft gives: 1 + accepted / drafts; 1.0 if there was none."""
+        """Mean tokens of a round with a draft, 1 + accepted / drafts; 1.0 without drafts."""
         return self.total.mean_acceptance_length
 
     @property
     def acceptance_rate(self) -> float:
-        """Part of the drafted tokens that were accepted; 0.0 if nothing was drafted."""
+        """Accepted tokens / drafted tokens; 0.0 if nothing was drafted."""
         return self.total.acceptance_rate
 
     @property
     def plain_seconds(self) -> float | None:
-        """Time of a step of plain decoding, in seconds.
+        """Time of one step of plain decoding, in seconds.
 
-        What the strategy told, averaged over the tokens; from one that tells nothing, the mean
-        of the rounds in which nothing was drafted; `None` where there was neither.
+        The strategy's own value, averaged over tokens. If the strategy reports none, the mean
+        time of rounds without a draft; `None` without either.
         """
-        plain = Mean(self.seconds - self.total.seconds, self.rounds - self.drafts)
-        return self._told.value or plain.value or None
+        plain = WeightedMean(self.seconds - self.total.seconds, self.rounds - self.drafts)
+        return self._baseline.value or plain.value or None
 
     @property
     def predicted_speedup(self) -> float | None:
-        """Speedup over plain decoding that the strategy expected, averaged over time.
+        """Speedup over plain decoding that the strategy predicted, averaged over time.
 
-        `sum(predicted * seconds) / sum(seconds)`, over the rounds with a prediction; `None`
-        where there was none. By time, because so the actual speedup is an average as well.
+        `sum(predicted * seconds) / sum(seconds)` over the rounds with a prediction; `None`
+        without any. Weighted by time, so that it is comparable to `actual_speedup`.
         """
         return self._predicted.value
 
@@ -163,19 +170,19 @@ class Stats:
     def actual_speedup(self) -> float | None:
         """Speedup over plain decoding: `round_tokens * plain_seconds / seconds`.
 
-        `None` where the time of a plain step is not known.
+        `None` if the time of a plain step is unknown.
         """
         plain = self.plain_seconds
         return self.round_tokens * plain / self.seconds if plain and self.seconds else None
 
     def count(self, round: Round) -> None:
-        """Count a round: wholly, or not at all where an interrupt comes in between."""
+        """Add a finished round. An interrupt leaves the counters either unchanged or complete."""
         after: dict[str, object] = {
             "rounds": self.rounds + 1,
             "round_tokens": self.round_tokens + round.emitted,
             "seconds": self.seconds + round.seconds,
             "_predicted": self._predicted.plus(round.predicted, round.seconds),
-            "_told": self._told.plus(round.plain_seconds, round.emitted),
+            "_baseline": self._baseline.plus(round.plain_seconds, round.emitted),
         }
         if round.proposer is not None:
             own = self.by_proposer.get(round.proposer, DraftStats())
@@ -183,3 +190,19 @@ class Stats:
             after["total"] = self.total.plus(*counts)
             after["by_proposer"] = {**self.by_proposer, round.proposer: own.plus(*counts)}
         vars(self).update(after)
+
+    @override
+    def __repr__(self) -> str:
+        shown = {
+            "prompt_tokens": self.prompt_tokens,
+            "emitted_tokens": self.emitted_tokens,
+            "rounds": self.rounds,
+            "draft_tokens": self.draft_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "acceptance_rate": f"{self.acceptance_rate:.2f}",
+            "mean_acceptance_length": f"{self.mean_acceptance_length:.2f}",
+            "seconds": f"{self.seconds:.3g}",
+            "seed": self.seed,
+            "proposers": list(self.by_proposer),
+        }
+        return f"Stats({', '.join(f'{name}={value}' for name, value in shown.items())})"

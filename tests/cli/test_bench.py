@@ -18,24 +18,30 @@ import pytest
 from pytest import approx
 
 import speculate as sp
-from speculate.cli import progress
-from speculate.cli.bench import command
-from speculate.cli.bench.estimate import Estimate
-from speculate.cli.bench.forwards import REPEATS, ROWS, time_forwards
-from speculate.cli.bench.plots import draw
-from speculate.cli.bench.results import (
+from speculate.cli import _console
+from speculate.cli import bench as command
+from speculate.cli._bench_report import (
     Results,
     best_fixed,
-    choices,
     disturbance,
-    outcomes,
-    relative,
+    draw,
+    relative_times,
+    results_by_workload,
+    round_times,
     same_text,
+    show,
     survival,
 )
-from speculate.cli.bench.runs import Run, run_all, ways_of
-from speculate.cli.bench.table import show
-from speculate.cli.printing import finite
+from speculate.cli._bench_runs import (
+    REPEATS,
+    ROWS,
+    BenchRun,
+    Estimate,
+    run_all,
+    settings_for,
+    time_forwards,
+)
+from speculate.cli._console import json_safe
 from speculate.protocols import Forward, Rollbackable, Round
 from tests import tiny, words
 from tests.cli.running import Said, run
@@ -51,35 +57,35 @@ def drafted(by: str, depth: int, accepted: int, seconds: float) -> Round:
     return Round(0, by, depth, depth, accepted, accepted + 1, False, seconds)
 
 
-def written_out() -> list[Run]:
+def written_out() -> list[BenchRun]:
     """Four tokens without drafts in 4 s, with six drafts in 2 s, and with some in 5 s."""
     deep = [drafted("mtp", 6, 2, 1.0), drafted("mtp", 6, 0, 1.0)]
     some = [plain(1.0), drafted("mtp", 1, 1, 3.0), drafted("lookup", 2, 0, 1.0)]
     return [
-        Run("code", 0, "off", [1, 2, 3, 4], [plain(0.5), plain(1.0), plain(1.0), plain(1.5)]),
-        Run("code", 0, "mtp 6", [1, 2, 3, 4], deep),
-        Run("code", 0, "adaptive", [1, 2, 3, 4], some),
+        BenchRun("code", 0, "off", [1, 2, 3, 4], [plain(0.5), plain(1.0), plain(1.0), plain(1.5)]),
+        BenchRun("code", 0, "mtp 6", [1, 2, 3, 4], deep),
+        BenchRun("code", 0, "adaptive", [1, 2, 3, 4], some),
     ]
 
 
-def results_of(runs: Sequence[Run]) -> Results:
+def results_of(runs: Sequence[BenchRun]) -> Results:
     """What the command makes of them."""
     return Results(
         model="mine",
         draft_model=None,
         machine={"device": "none"},
         tokens=4,
-        forward=relative({1: 1.0, 2: 1.5}, 7),
+        forward=relative_times({1: 1.0, 2: 1.5}, 7),
         survival=survival(runs),
-        choices=choices(runs),
-        workloads=outcomes(runs),
+        choices=round_times(runs),
+        workloads=results_by_workload(runs),
         same_text=same_text(runs),
         disturbance=disturbance(runs),
     )
 
 
 def test_speedups_of_a_written_out_example() -> None:
-    found = outcomes(written_out())["code"]
+    found = results_by_workload(written_out())["code"]
     assert {way: own.speedup for way, own in found.items()} == {
         "off": 1.0,
         "mtp 6": 2.0,
@@ -93,15 +99,15 @@ def test_speedups_of_a_written_out_example() -> None:
 
 def test_two_runs_of_a_text_add_up() -> None:
     slower = [plain(2.0), plain(2.0), plain(2.0), plain(2.0)]
-    again = Run("code", 0, "off", [1, 2, 3, 4], slower)
-    found = outcomes([*written_out(), again])["code"]
+    again = BenchRun("code", 0, "off", [1, 2, 3, 4], slower)
+    found = results_by_workload([*written_out(), again])["code"]
     assert (found["off"].tokens, found["off"].seconds) == (8, 12.0)
     # Where all ways went as often, each way's sum is compared with plain decoding's.
     assert found["mtp 6"].speedup == 6.0
 
 
-def at(way: str, seconds: float) -> Run:
-    return Run("code", 0, way, [1], [plain(seconds)])
+def at(way: str, seconds: float) -> BenchRun:
+    return BenchRun("code", 0, way, [1], [plain(seconds)])
 
 
 PAIRS = [
@@ -116,7 +122,7 @@ PAIRS = [
 
 def test_no_speedup_is_given_where_two_runs_of_the_same_differ_by_more() -> None:
     runs = [at(way, seconds) for way, *both in PAIRS for seconds in both]
-    found = outcomes(runs)["code"]
+    found = results_by_workload(runs)["code"]
     assert {way: own.speedup for way, own in found.items()} == {
         "off": 1.0,
         "mtp 1": approx(8.4 / 4.1),
@@ -128,7 +134,7 @@ def test_no_speedup_is_given_where_two_runs_of_the_same_differ_by_more() -> None
     assert found["mtp 1"].spread == approx(0.1)
     assert found["mtp 6"].spread == approx(3.0)
     assert found["mtp 6"].no_speedup == (
-        "two runs of the same differ by 300%, and this way from decoding without drafts by 12%"
+        "repeated runs differ by 300%, and this setting from decoding without drafts by 12%"
     )
     assert found["mtp 1"].no_speedup is None
     assert best_fixed(found) == "mtp 1"
@@ -137,12 +143,12 @@ def test_no_speedup_is_given_where_two_runs_of_the_same_differ_by_more() -> None
 def test_one_run_that_was_disturbed_is_enough() -> None:
     seconds = {"off": ((4.0, 4.0), (4.0, 8.0)), "mtp 1": ((3.3, 3.3), (3.3, 3.3))}
     runs = [
-        Run("code", prompt, way, [1], [plain(each)])
+        BenchRun("code", prompt, way, [1], [plain(each)])
         for way, texts in seconds.items()
         for prompt, both in enumerate(texts)
         for each in both
     ]
-    found = outcomes(runs)["code"]["mtp 1"]
+    found = results_by_workload(runs)["code"]["mtp 1"]
     # The sums say 1.5, and the runs of one of the two texts without drafts 2.
     assert (found.speedup, found.spread) == (None, 1.0)
 
@@ -157,13 +163,13 @@ def test_what_is_not_given_is_not_printed_and_not_drawn(
     assert rows["mtp 1"][0] == "2.05"
     assert rows["mtp 3"][0] == rows["mtp 6"][0] == rows["adaptive"][0] == "?"
     assert (
-        "code: best in hindsight mtp 1, 2.05; adaptive ?\n"
-        "code: no speedup is given for mtp 3, mtp 6, adaptive: two runs of the same differ by up "
-        "to 300%, and that is more than these ways gain or lose\n"
+        "code: best fixed setting mtp 1, 2.05; adaptive ?\n"
+        "code: no speedup is given for mtp 3, mtp 6, adaptive: repeated runs differ by up to 300%, "
+        "more than these settings gain or lose\n"
     ) in said
     draw(results, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(PNG)
-    written = json.loads(json.dumps(finite(attrs.asdict(results))))["workloads"]["code"]
+    written = json.loads(json.dumps(json_safe(attrs.asdict(results))))["workloads"]["code"]
     assert written["mtp 6"]["speedup"] is None and "300%" in written["mtp 6"]["no_speedup"]
 
 
@@ -172,7 +178,7 @@ def test_survival_is_of_the_deepest_drafts() -> None:
 
 
 def test_times_of_choices_are_medians() -> None:
-    found = {(choice.proposer, choice.depth): choice for choice in choices(written_out())}
+    found = {(choice.proposer, choice.depth): choice for choice in round_times(written_out())}
     assert list(found) == [(None, 0), ("lookup", 2), ("mtp", 1), ("mtp", 6)]
     assert (found[None, 0].rounds, found[None, 0].seconds) == (5, 1.0)
     assert (found["mtp", 1].rounds, found["mtp", 1].relative) == (1, 3.0)
@@ -181,9 +187,9 @@ def test_times_of_choices_are_medians() -> None:
 
 def test_texts_are_compared_prompt_by_prompt() -> None:
     runs = written_out()
-    other = Run("code", 1, "off", [5], [plain(1.0)])
+    other = BenchRun("code", 1, "off", [5], [plain(1.0)])
     assert same_text([*runs, other])
-    assert not same_text([*runs, other, Run("code", 1, "mtp 6", [6], [plain(1.0)])])
+    assert not same_text([*runs, other, BenchRun("code", 1, "mtp 6", [6], [plain(1.0)])])
 
 
 def test_how_far_two_runs_of_the_same_are_apart() -> None:
@@ -193,7 +199,7 @@ def test_how_far_two_runs_of_the_same_are_apart() -> None:
 
 
 def test_v_is_relative_to_one_row() -> None:
-    found = relative({1: 2.0, 2: 3.0}, 7)
+    found = relative_times({1: 2.0, 2: 3.0}, 7)
     assert (found.context, found.relative) == (7, {1: 1.0, 2: 1.5})
 
 
@@ -232,7 +238,7 @@ def test_every_width_has_the_same_text_in_front() -> None:
 def test_ways_go_forth_and_back() -> None:
     model, _ = sp.load()
     draft, _ = sp.load_demo("draft")
-    ways = ways_of(model, draft)
+    ways = settings_for(model, draft)
     fixed = [f"{name} {depth}" for name in ("draft", "mtp", "lookup") for depth in (1, 3, 6)]
     assert list(ways) == ["off", *fixed, "adaptive"]
     some = {way: ways[way] for way in ("off", "mtp 3", "draft 1")}
@@ -254,18 +260,18 @@ def test_ways_go_forth_and_back() -> None:
     # By that clock each text takes a second, also the short ones before.
     assert expected == [approx(12.0), approx(6.0), 0.0]
     order = ["off", "mtp 3", "draft 1", "draft 1", "mtp 3", "off"]
-    assert [(run.workload, run.way) for run in runs] == [
+    assert [(run.workload, run.setting) for run in runs] == [
         (workload, way) for workload in ("code", "prose") for way in order
     ]
     assert same_text(runs)
     assert all(len(run.ids) == 3 and run.seconds > 0 for run in runs)
     for who, own in (("mtp", "mtp 3"), ("draft", "draft 1"), (None, "off")):
-        assert who in {r.proposer for run in runs if run.way == own for r in run.rounds}
+        assert who in {r.proposer for run in runs if run.setting == own for r in run.rounds}
 
 
 def test_a_strategy_is_made_anew_for_each_text() -> None:
     model, _ = sp.load()
-    make = ways_of(model, None)["adaptive"]
+    make = settings_for(model, None)["adaptive"]
     assert make() is not make()
 
 
@@ -284,7 +290,7 @@ def test_all_of_it(
     tmp_path: Path,
     dense: str,
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY", math.inf)
+    monkeypatch.setattr(_console, "PROGRESS_INTERVAL", math.inf)
     said = bench(capsys, tmp_path / "deep" / "out", "--model", dense, "--draft", dense)
     assert said.status == 0
     assert re.sub(r"\d+(\.\d)? s", "# s", said.err).splitlines() == [
@@ -310,9 +316,9 @@ def test_all_of_it(
     # It drafts for itself.
     assert found["survival"]["draft"] == [1.0, 1.0, 1.0]
     assert (tmp_path / "deep" / "out" / "bench.png").read_bytes().startswith(PNG)
-    for words_ in ("v(T)", "adaptive", "best in hindsight", "All ways gave the same texts."):
+    for words_ in ("v(T)", "adaptive", "best fixed setting", "All settings gave the same texts."):
         assert words_ in said.out
-    assert "This ran on a CPU" in said.out
+    assert "Measured on a CPU" in said.out
     assert said.out.endswith(f"{tmp_path}/deep/out/bench.png\n")
 
 
@@ -326,7 +332,7 @@ def test_without_matplotlib_the_numbers_are_written(
     said = bench(capsys, tmp_path / "out", "--model", dense)
     assert said.status == 0
     assert said.err.splitlines()[0] == (
-        "There is no matplotlib here, so bench.png is not drawn: pip install 'mlx-speculate[plots]'"
+        "matplotlib is not installed, so bench.png is not drawn: pip install 'mlx-speculate[plots]'"
     )
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["bench.json"]
     assert said.out.endswith("bench.json\n")
@@ -334,7 +340,7 @@ def test_without_matplotlib_the_numbers_are_written(
 
 def test_matplotlib_is_imported_by_nothing_else() -> None:
     code = (
-        "import sys, speculate.cli.main, speculate.cli.bench.plots; "
+        "import sys, speculate.cli.main, speculate.cli._bench_report; "
         "sys.exit('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,7 +10,7 @@ import pytest
 
 import speculate as sp
 from speculate.checkpoints import find_head, read_head
-from speculate.cli import check
+from speculate.cli import inspect
 from speculate.loading import demo_folder
 from tests.checkpoints import tiny
 from tests.cli.running import Said, run
@@ -20,7 +20,7 @@ HYBRID = demo_folder("hybrid")
 
 @pytest.fixture(autouse=True)
 def fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "PROMPT_TOKENS", 48)
+    monkeypatch.setattr(inspect, "PROMPT_TOKENS", 48)
 
 
 def asked(capsys: pytest.CaptureFixture[str], *options: str) -> Said:
@@ -62,7 +62,7 @@ def test_norms_taken_for_what_they_are_not(
 ) -> None:
     said = asked(capsys, "--head", stored(tmp_path, by=-1.0), "--norms", "gains")
     assert said.status == 1
-    assert "Usually so few mean" in said.out
+    assert "Such a low acceptance rate usually means" in said.out
     assert said.out.splitlines()[-1].endswith('Load it with load_mtp_head(..., norms="raw").')
     lines = {line.split()[-2]: line.split()[-1] for line in said.out.splitlines()[-3:-1]}
     assert lines.keys() == {"gains:", "raw:"}
@@ -72,7 +72,7 @@ def test_norms_taken_for_what_they_are_not(
 def test_a_head_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = asked(capsys, "--head", stored(tmp_path, seed=1))
     assert said.status == 1
-    assert "it is the pairing" in said.out.splitlines()[-1]
+    assert "the head was trained for another model." in said.out.splitlines()[-1]
 
 
 def test_what_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,4 +101,4 @@ def test_the_acceptance_is_that_of_depth_one(length: int) -> None:
         guess = head.step(hidden, mx.array([[text[place + 1]]]), rows).logits
         if length <= place + 2 < len(text):
             right += mx.argmax(guess[0, -1]).item() == text[place + 2]
-    assert check.acceptance(model, head, prompt, 12) == pytest.approx(right / 12)
+    assert inspect.first_draft_acceptance(model, head, prompt, 12) == pytest.approx(right / 12)

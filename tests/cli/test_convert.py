@@ -231,7 +231,7 @@ main(["convert", *sys.argv[2:]])
 """
 
 
-@pytest.mark.parametrize("step", ["save_tensors", "save_model", "create_model_card"])
+@pytest.mark.parametrize("step", ["save", "save_model", "create_model_card"])
 def test_a_killed_run_leaves_nothing_that_loads(tmp_path: Path, step: str) -> None:
     target = tmp_path / "out"
     places = [str(published(tmp_path / "source")), str(target)]

@@ -14,7 +14,7 @@ import pytest
 
 import speculate as sp
 from speculate.cli import demo
-from speculate.cli.figures import Run
+from speculate.cli._models import Completion
 from speculate.cli.main import COMMANDS
 from speculate.loading import demo_prompt
 from tests.cli.running import run
@@ -29,7 +29,7 @@ def test_the_same_text_three_times(capsys: pytest.CaptureFixture[str]) -> None:
     text = sp.generate(model, tokenizer, demo_prompt(), max_tokens=24)
     assert said.out.startswith(demo_prompt() + text)
     assert said.out.endswith("The three texts are identical.\n")
-    for who in demo.WAYS.values():
+    for who in demo.PROPOSERS.values():
         (row,) = (line for line in said.out.splitlines() if line.startswith(who))
         tokens, passes = row.removeprefix(who).split()[:2]
         assert int(tokens) == 24
@@ -41,10 +41,10 @@ def test_texts_that_differ_are_said_to(
 ) -> None:
     runs = iter(range(100))
 
-    def decode(*args: object, **options: object) -> Run:
-        return Run([next(runs)], "text", attrs.evolve(sp.Stats(), rounds=1), 1.0)
+    def complete(*args: object, **options: object) -> Completion:
+        return Completion([next(runs)], "text", attrs.evolve(sp.Stats(), rounds=1), 1.0)
 
-    monkeypatch.setattr(demo, "decode", decode)
+    monkeypatch.setattr(demo, "complete", complete)
     said = run(capsys, "demo")
     assert said.status == 1
     assert "DIFFER" in said.out
@@ -66,17 +66,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], name: str) -> None:
     said = run(capsys, name, "--help")
     assert said.status == 0
-    assert f"Example: {COMMANDS[name].EXAMPLE}\n" in said.out
-    assert COMMANDS[name].EXAMPLE.startswith(f"speculate {name}")
+    assert f"Example: {COMMANDS[name].example}\n" in said.out
+    assert COMMANDS[name].example.startswith(f"speculate {name}")
 
 
 @pytest.mark.parametrize("name", ["generate", "demo"])
 def test_the_example_works(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    _, *args = shlex.split(COMMANDS[name].EXAMPLE)
+    _, *args = shlex.split(COMMANDS[name].example)
     assert run(capsys, *args, "--max-tokens", "4").status == 0
 
 
 def test_help_of_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
     said = run(capsys, "--help")
     assert set(COMMANDS) <= set(said.out.split())
-    assert all(f"\n  {command.EXAMPLE}\n" in said.out for command in COMMANDS.values())
+    assert all(f"\n  {command.example}\n" in said.out for command in COMMANDS.values())

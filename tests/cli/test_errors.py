@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["--prompt", "\udcff"], "the prompt is not UTF-8 text"),
         (["--stop", ""], "a stop string must be text, and not empty"),
         (["--proposer", "luck"], "invalid choice: 'luck'"),
-        (["--proposer", "off", "mtp"], "off goes with no other proposer"),
+        (["--proposer", "off", "mtp"], "off cannot be combined with other proposers"),
         (["--proposer", "lookup", "mtp", "--depth", "2"], "--depth is for one proposer"),
         (["--proposer"], "expected at least one argument"),
         (["--events", "/nowhere/events"], "cannot be written to /nowhere/events: No such file"),

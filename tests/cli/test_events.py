@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 import speculate as sp
-from speculate.cli.telemetry.events import EventLog
+from speculate.cli._stats_view import EventLog
 from speculate.loading import demo_prompt
 from speculate.protocols import Round
 from tests import tiny, words

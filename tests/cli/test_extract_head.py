@@ -246,14 +246,14 @@ def test_a_failure_leaves_nothing(
 
 KILLED = """
 import os, signal, sys
-from speculate.checkpoints import drafter
+from speculate.checkpoints import export
 from speculate.cli.main import main
-whole = drafter.save
+whole = export.save
 def save(path, weights):
     whole(path, weights)
     os.truncate(path, os.path.getsize(path) - 1)
     os.kill(os.getpid(), signal.SIGKILL)
-drafter.save = save
+export.save = save
 main(["extract-head", *sys.argv[1:], "--force"])
 """
 
@@ -278,8 +278,8 @@ def test_a_killed_run_leaves_nothing_that_loads(
     ("options", "reason"),
     [
         (["--quantize", "four"], "must be like 4,64"),
-        (["--quantize", "7,64"], "bits are of"),
-        (["--quantize", "4,48"], "groups of"),
+        (["--quantize", "7,64"], "bits must be in"),
+        (["--quantize", "4,48"], "the group in (32, 64, 128)"),
     ],
 )
 def test_what_cannot_be_asked_for(

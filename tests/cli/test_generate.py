@@ -40,7 +40,7 @@ def test_the_bundled_model_by_default(capsys: pytest.CaptureFixture[str]) -> Non
     said = run(capsys, "generate", "--max-tokens", "24", "--proposer", "off")
     assert said.status == 0
     assert said.notes == (
-        "no --prompt, so this goes on from a bundled one: "
+        "no --prompt given, using a bundled one: "
         "def formatyear(self, theyear, w=2, l=1, c=6, m=3): ...\n"
     )
     assert said.out == text + "\n" * (not text.endswith("\n"))

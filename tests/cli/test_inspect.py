@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import mlx.core as mx
 import pytest
 
-from speculate.cli import convert, extract_head, inspect
+from speculate import SpeculativeModel
+from speculate.backends.arrays import RewindableArraysCache
+from speculate.cli import _inspect_report, heads, inspect
+from speculate.cli._arguments import Command
 from speculate.loading import demo_folder
+from speculate.models import registry
+from speculate.protocols import Forward
 from tests import tiny as families
 from tests import words
 from tests.checkpoints import tiny
 from tests.cli.running import run
+from tests.cli.verifying import Around
 
 Layout = Callable[[Mapping[str, mx.array]], tiny.Weights]
 
@@ -63,7 +69,7 @@ def test_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plain = table(capsys, "windowed")
-    for part in ("gpt_oss (DenseAdapter)", "RotatingKVCache(32)", "KVCache: exactly", "head"):
+    for part in ("gpt_oss (DenseAdapter)", "RotatingKVCache(32)", "KVCache: exact", "head"):
         assert part in plain
     assert "\x1b" not in plain
     monkeypatch.setenv("TERM", "xterm")
@@ -153,9 +159,9 @@ def test_a_head_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("family", "caches"),
     [
-        ("short_conv", {"ArraysCache": "by whole blocks", "KVCache": "exactly"}),
-        ("next_moe", {"ArraysCache": "recorded", "KVCache": "exactly"}),
-        ("windowed", {"RotatingKVCache(8)": "rows behind", "KVCache": "exactly"}),
+        ("short_conv", {"ArraysCache": "by whole blocks", "KVCache": "exact"}),
+        ("next_moe", {"ArraysCache": "recorded", "KVCache": "exact"}),
+        ("windowed", {"RotatingKVCache(8)": "rows beyond", "KVCache": "exact"}),
     ],
 )
 def test_the_caches_of_other_families(
@@ -169,14 +175,52 @@ def test_the_caches_of_other_families(
     assert all(part in found[cache] for cache, part in caches.items())
 
 
+@pytest.mark.parametrize("family", ["hybrid", "next_moe"])
+def test_an_adapter_of_another_package_is_reported_by_what_its_layers_record(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+) -> None:
+    model: Any = getattr(families, family)()
+    folder = tiny.write(
+        tmp_path, {"model.safetensors": {"a": mx.zeros((1,))}}, config={**vars(model.args)}
+    )
+    found = registry.factory_for
+
+    def rewinds(adapter: Callable[[SpeculativeModel], SpeculativeModel]) -> dict[str, str]:
+        monkeypatch.setattr(
+            _inspect_report,
+            "factory_for",
+            lambda kind: lambda stock, **options: adapter(found(kind)(stock, **options)),
+        )
+        made = described(capsys, folder)["architecture"]
+        assert made["adapter"] in ("Around", "Unrecorded")
+        return {group["cache"]: group["rewind"] for group in made["layers"]}
+
+    for adapter, state in ((Around, "recorded"), (Unrecorded, "by whole blocks")):
+        reported = rewinds(adapter)
+        assert state in reported["ArraysCache"] and "exact" in reported["KVCache"]
+
+
+@final
+class Unrecorded(Around):
+    """Runs its layers so that they record nothing, as those of an unknown family."""
+
+    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RewindableArraysCache, "recording", lambda _: False)
+            return super()._walk(tokens, cache)
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
         ({"model_type": "mamba", "vocab_size": 9, "hidden_size": 8, "intermediate_size": 8,
           "state_size": 2, "num_hidden_layers": 2, "conv_kernel": 4, "use_bias": False,
           "use_conv_bias": True, "time_step_rank": 1}, "no adapter drives 'mamba'"),
-        ({"model_type": "nobody_knows"}, "mlx-lm makes no model of it"),
-        ({"model_type": "llama"}, "mlx-lm makes no model of it"),
+        ({"model_type": "nobody_knows"}, "mlx-lm cannot build it"),
+        ({"model_type": "llama"}, "mlx-lm cannot build it"),
         ({"model_type": "llama", "model_file": "evil.py"}, "which is not run"),
     ],
 )  # fmt: skip
@@ -205,13 +249,13 @@ def test_tokenizers_of_either_form(tmp_path: Path, capsys: pytest.CaptureFixture
     assert described(capsys, folder)["tokenizer"]["tokens"] == families.VOCAB
 
 
-@pytest.mark.parametrize("command", [inspect, extract_head, convert])
+@pytest.mark.parametrize("command", [inspect.COMMAND, heads.EXTRACT_HEAD, heads.CONVERT])
 def test_the_example_of_a_command_works(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    command: Any,
+    command: Command,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, *command.EXAMPLE.split()[1:]).status == 0
-    assert command.EXAMPLE in run(capsys, command.EXAMPLE.split()[1], "--help").out
+    assert run(capsys, *command.example.split()[1:]).status == 0
+    assert command.example in run(capsys, command.example.split()[1], "--help").out

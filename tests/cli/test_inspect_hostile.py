@@ -19,7 +19,7 @@ from tests.cli.running import Said, run
 @pytest.fixture(autouse=True, scope="module")
 def imported() -> None:
     """Importing mlx-lm takes its time, and is not what is measured."""
-    import speculate.cli.layers  # noqa: F401
+    import speculate.cli._inspect_report  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

@@ -120,8 +120,8 @@ def test_every_command_takes_such_a_folder(
 ) -> None:
     monkeypatch.chdir(stale)
     # What comes after the model is loaded is proved elsewhere, and takes its time.
-    monkeypatch.setattr("speculate.testing.verify.cases", lambda subject: [])
-    monkeypatch.setattr("speculate.cli.bench.runs.ways_of", leave)
+    monkeypatch.setattr("speculate.verify.cases", lambda subject: [])
+    monkeypatch.setattr("speculate.cli._bench_runs.settings_for", leave)
     for flags in ((), ("--no-head",), ("--head", "none")):
         said = run(capsys, *command, str(stale), *flags)
         assert said.status == 0, said

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from speculate.cli.bench.estimate import Estimate
-from speculate.cli.progress import bars, duration, stages
+from speculate.cli._bench_runs import Estimate
+from speculate.cli._console import format_duration, progress_bars, progress_stages
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 
 
 def test_elsewhere_a_line_for_each_stage_that_is_done(capsys: pytest.CaptureFixture[str]) -> None:
-    with stages() as stage:
+    with progress_stages() as stage:
         with stage("first", 2) as done:
             done()
             done()
@@ -36,7 +36,7 @@ def test_elsewhere_a_line_now_and_then_in_a_stage_that_takes_long(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock, left = Clock(), [300.0]
-    with stages(lambda: left[0], clock) as stage, stage("first", 20) as done:
+    with progress_stages(lambda: left[0], clock) as stage, stage("first", 20) as done:
         for _ in range(20):
             clock.now += 4.0
             left[0] -= 15.0
@@ -55,16 +55,16 @@ def test_elsewhere_a_line_now_and_then_in_a_stage_that_takes_long(
 
 def test_elsewhere_a_line_says_what_is_done_now(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    with bars(clock=clock) as shown:
-        bar = shown.begin("loading")
+    with progress_bars(clock=clock) as shown:
+        bar = shown.add("loading")
         clock.now += 25.0
-        bar.name("first of two", 2)
+        bar.rename("first of two", 2)
         clock.now += 1.0
         bar.advance()
         clock.now += 9.0
-        bar.name("second of two")
+        bar.rename("second of two")
         bar.advance()
-        bar.name("done")
+        bar.rename("done")
     assert capsys.readouterr() == ("", "first of two: 0%\nsecond of two: 50%\n")
 
 
@@ -74,7 +74,7 @@ def test_in_a_terminal_a_bar(
     monkeypatch.setenv("FORCE_COLOR", "1")  # for a terminal, says rich
     monkeypatch.setenv("COLUMNS", "80")
     clock = Clock()
-    with stages(lambda: 42.0, clock) as stage, stage("first", 4) as done:
+    with progress_stages(lambda: 42.0, clock) as stage, stage("first", 4) as done:
         for _ in range(3):
             clock.now += 60.0
             done()
@@ -87,18 +87,19 @@ def test_in_a_terminal_a_bar(
 
 
 def test_a_duration_has_the_unit_that_suits_it() -> None:
-    assert [duration(seconds) for seconds in (0.4, 119.0, 120.0, 5000.0, 7200.0, 90_000.0)] == [
+    seconds = (0.4, 119.0, 120.0, 5000.0, 7200.0, 90_000.0)
+    assert [format_duration(each) for each in seconds] == [
         "0 s", "119 s", "2 min", "83 min", "2 h", "25 h",
     ]  # fmt: skip
 
 
 def test_an_estimate_of_a_written_out_example() -> None:
     estimate = Estimate(["off", "mtp 1"], 4, 100)
-    estimate.pilot("off", 10, 3.0, 1.0)
+    estimate.warm_up("off", 10, 3.0, 1.0)
     assert estimate.left() is None
     # 2 s for its prompt, and 0.1 s a token; 1 s and 0.05 s, when nothing disturbs it.
     for seconds, rounds in ((6.0, 3.0), (1.5, 0.5), (3.0, 2.0)):
-        estimate.pilot("mtp 1", 10, seconds, rounds)
+        estimate.warm_up("mtp 1", 10, seconds, rounds)
     assert estimate.left() == pytest.approx(4 * (2 + 10) + 4 * (1 + 5))
     estimate.done("off", 10.0)
     assert estimate.left() == pytest.approx(3 * 10 + 4 * 6)
@@ -121,7 +122,7 @@ def test_an_estimate_is_right_within_a_factor_of_two(pilots: float, ends: float)
     estimate = Estimate(rates, texts, tokens)
     for n, (way, rate) in enumerate(rates.items()):
         taken = 16 * rate * (pilots if n % 2 else 1.0)
-        estimate.pilot(way, 16, prompt + taken, taken)
+        estimate.warm_up(way, 16, prompt + taken, taken)
     each = {way: prompt + ends * tokens * rate for way, rate in rates.items()}
     remaining = texts * sum(each.values())
     for _ in range(texts):

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import speculate as sp
-from speculate.cli.telemetry.screen import Live
+from speculate.cli._stats_view import LiveView
 from speculate.loading import demo_prompt
 from speculate.protocols import Round
 from tests.cli.running import run
@@ -30,14 +30,14 @@ def rounds() -> list[Round]:
     ]
 
 
-def shown(upto: int, *text: str, every: float = 0.0) -> tuple[Live, io.StringIO]:
+def shown(upto: int, *text: str, every: float = 0.0) -> tuple[LiveView, io.StringIO]:
     """A view that has heard of some rounds and of a text, and what it drew."""
     file = io.StringIO()
-    view = Live(Console(file=file, force_terminal=True, width=80, highlight=False), every)
+    view = LiveView(Console(file=file, force_terminal=True, width=80, highlight=False), every)
     stats = sp.Stats()
     for round in rounds()[:upto]:
         stats.count(round)
-        view.report(round, stats)
+        view.add_round(round, stats)
     for piece in text:
         view.write(piece)
     return view, file
@@ -73,15 +73,15 @@ def test_the_last_picture_has_all_of_it() -> None:
         "some",
         "text",
         "",
-        "who drafts  rounds  time  drafted  accepted  rate  accepted per position, %",
-        "mtp              2   50%        4         3   75%  100 50",
-        "lookup           1   25%        4         0    0%  0 0 0 0",
-        "nobody           1   25%",
+        "proposer  rounds  time  drafted  accepted  rate  accepted per position, %",
+        "mtp            2   50%        4         3   75%  100 50",
+        "lookup         1   25%        4         0    0%  0 0 0 0",
+        "no draft       1   25%",
         "",
-        "tokens   7, 3.5 a second, 1.75 a round",
-        "speedup  0.88, 1.25 predicted",
-        "depths   ▄▄█.",
-        "by       mml.",
+        "tokens     7, 3.5 per second, 1.75 per round",
+        "speedup    0.88, 1.25 predicted",
+        "depths     ▄▄█.",
+        "drafts by  mml.",
         "",
         "",
     ]
@@ -90,10 +90,10 @@ def test_the_last_picture_has_all_of_it() -> None:
 def test_meanwhile_it_says_who_drafts_and_shows_the_unfinished_line() -> None:
     view, file = shown(3, "first\nsec", "ond\nthi")
     assert terminal(file)[:5] == ["first", "second", "thi", "", picture(file)[2]]
-    assert "drafts now  lookup, 4 deep, 0 accepted" in terminal(file)
+    assert "last round  lookup, 4 drafted, 0 accepted" in terminal(file)
     view.end()
     assert terminal(file)[:4] == ["first", "second", "thi", ""]
-    assert not any("drafts now" in line for line in terminal(file))
+    assert not any("last round" in line for line in terminal(file))
 
 
 def test_the_whole_text_is_there_once() -> None:
@@ -125,7 +125,7 @@ def test_elsewhere_a_table_stands_below_the_text(capsys: pytest.CaptureFixture[s
     assert (said.status, said.out) == (0, plain.out)
     assert "\x1b" not in said.err
     table = said.err.splitlines()
-    assert table[1].startswith("who drafts")
+    assert table[1].startswith("proposer  ")
     name, drafts, _, drafted, accepted, rate, *per_position = table[2].split()
     counters = said.counters()
     assert (name, int(drafted), int(accepted)) == (
@@ -136,7 +136,7 @@ def test_elsewhere_a_table_stands_below_the_text(capsys: pytest.CaptureFixture[s
     assert rate == f"{int(accepted) / int(drafted):.0%}"
     assert 1 + int(accepted) / int(drafts) == pytest.approx(counters["length"], abs=0.01)
     assert len(per_position) == 2
-    assert any(line.startswith("tokens   24, ") for line in table)
+    assert any(line.startswith("tokens     24, ") for line in table)
     assert not any("predicted" in line for line in table)
 
 
@@ -151,7 +151,7 @@ def test_below_the_text_where_standard_error_is_for_events(
     options = ("generate", "-m", "6", "--proposer", "off")
     plain = run(capsys, *options)
     said = run(capsys, *options, "--stats", "--events", "-")
-    assert said.out.startswith(f"{plain.out}\nwho drafts ")
+    assert said.out.startswith(f"{plain.out}\nproposer ")
     assert all(line.startswith("{") for line in said.err.splitlines())
 
 
@@ -176,5 +176,5 @@ def test_in_a_terminal() -> None:
     text = written.decode()
     assert "\x1b[?25l" in text and "\x1b[?25h" in text
     found = terminal(io.StringIO(text))
-    assert sum(line.startswith("who drafts") for line in found) == 1
+    assert sum(line.startswith("proposer  ") for line in found) == 1
     assert re.match(r"24 tokens, \d+ target passes", found[-2])

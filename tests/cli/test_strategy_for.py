@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 import speculate as sp
-from speculate.cli.models import strategy_for
+from speculate.cli._models import strategy_for
 from speculate.errors import OptionError
 
 
@@ -53,7 +53,7 @@ def test_who_decides_and_who_drafts(
 @pytest.mark.parametrize(
     ("asked", "depth", "reason"),
     [
-        (["off", "mtp"], None, "goes with no other"),
+        (["off", "mtp"], None, "cannot be combined with other"),
         (["lookup", "mtp"], 1, "is for one proposer"),
         (["mtp"], None, "no multi-token-prediction head"),
         (["lookup", "draft"], None, "needs a --draft-model"),

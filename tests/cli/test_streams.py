@@ -14,10 +14,10 @@ from typing import Any, Final, cast, final
 import attrs
 import pytest
 
-from speculate.cli.bench import command as bench
+from speculate import verify as checks
+from speculate.cli import bench as bench
 from speculate.cli.main import COMMANDS, main
-from speculate.testing import verify as checks
-from speculate.testing.verify import Case, Result
+from speculate.verify import Case, Result
 from tests import tiny, words
 from tests.cli.test_bench import results_of, written_out
 from tests.cli.test_verify import bring
@@ -88,7 +88,7 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]
     monkeypatch.setattr(bench, "_measure", lambda _: results)
     monkeypatch.setattr(bench, "find_spec", lambda _: None)
     bring(monkeypatch, get("shallow").model)
-    case = Case("text", "\u00e9", lambda: Result(1, "tokens"))
+    case = Case("sequence", "\u00e9", lambda: Result(1, "tokens"))
     monkeypatch.setattr(checks, "cases", lambda _: [case])
     found = [
         ["generate", "--model", dense, "-p", "ab\u20ac", "-m", "8", "--stats"],

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from speculate import SpeculativeModel
-from speculate.cli import progress
-from speculate.cli.verify import command
-from speculate.testing import verify
-from speculate.testing.verify import Case, Difference, Result
+from speculate import SpeculativeModel, verify
+from speculate.cli import _console
+from speculate.cli import verify as command
+from speculate.verify import Case, Difference, Result
 from tests.cli.running import Said, run
 from tests.cli.verifying import TEXT, Forgetful, InBlocks, hybrid, next_numbers, with_ties
 from tests.decoding.kit import adapted, get
@@ -52,17 +51,17 @@ def outcomes(said: Said) -> dict[str, set[str]]:
 def test_a_bundled_model(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY", math.inf)
+    monkeypatch.setattr(_console, "PROGRESS_INTERVAL", math.inf)
     file = tmp_path / "report.json"
     said = run(capsys, "verify", "--model", "windowed", "--tokens", "4", "--json", str(file))
     assert (said.status, said.err) == (0, "")
     lines = said.out.splitlines()
     assert lines[0] == "speculate verify: OK"
-    assert re.fullmatch(r"0 differences in \d+ comparisons, by \d+ checks", lines[1])
+    assert re.fullmatch(r"0 differences in \d+ comparisons, \d+ checks", lines[1])
     assert re.search(r"mlx-speculate \S+, mlx \S+, mlx-lm \S+, Python 3\.\d+", said.out)
     assert "  family    gpt_oss (DenseAdapter)\n" in said.out
     assert "windows of 32" in said.out and "--tokens 32" in lines[-1]
-    every = {"forward", "tails", "rewind", "text", "acceptance", "seed"}
+    every = {"forward", "tails", "rewind", "sequence", "acceptance", "seed"}
     assert outcomes(said) == {check: {"OK"} for check in every}
 
     written: dict[str, Any] = json.loads(file.read_text())
@@ -88,22 +87,22 @@ def test_where_nobody_watches_a_line_says_now_and_then_how_far_it_is(
 ) -> None:
     bring(monkeypatch, get("shallow").model, get("small_dense").model)
     monkeypatch.setattr(verify, "cases", few)
-    monkeypatch.setattr(progress, "EVERY", 0.0)  # at every chance
+    monkeypatch.setattr(_console, "PROGRESS_INTERVAL", 0.0)  # at every chance
     said = run(capsys, "verify", "--model", "mine", "--draft", "draft", "--tokens", "3")
     assert said.out.startswith("speculate verify: OK\n")
     assert said.err.splitlines() == [
-        "mine: text, draft: 0%",
-        "mine: text, draft: 50%",
-        "mine: text, lookup: 50%",
-        "mine: text, lookup: 100%",
+        "mine: sequence, draft: 0%",
+        "mine: sequence, draft: 50%",
+        "mine: sequence, lookup: 50%",
+        "mine: sequence, lookup: 100%",
         "mine: OK: 100%",
     ]
 
 
-def few(subject: verify.Subject) -> list[Case]:
+def few(subject: verify.VerificationTarget) -> list[Case]:
     """Some checks that take no time, and others."""
     names = [drafter.name for drafter in subject.drafters]
-    return [Case("text", name, lambda: Result(subject.tokens, "tokens")) for name in names]
+    return [Case("sequence", name, lambda: Result(subject.tokens, "tokens")) for name in names]
 
 
 def test_without_a_model_all_bundled_ones(
@@ -143,7 +142,7 @@ def test_a_bug_is_told_and_fails(
     assert {check for check, seen in outcomes(Said(1, "", said.err)).items() if "BUG" in seen} == {
         "acceptance"
     }
-    assert "Something is WRONG: please report it" in said.err
+    assert "This is a BUG: please report it" in said.err
     (found,) = json.loads(said.out)["models"]
     wrong = [check for check in found["checks"] if check["outcome"] == "BUG"]
     assert {check["case"] for check in wrong} == {
@@ -157,7 +156,7 @@ def test_many_differences_are_not_all_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = [Difference(n, float("inf"), None, "bug", f"wrong {n}") for n in range(5)]
-    case = Case("text", "\x1b[31mred", lambda: Result(9, "tokens", many))
+    case = Case("sequence", "\x1b[31mred", lambda: Result(9, "tokens", many))
     bring(monkeypatch, get("shallow").model)
     monkeypatch.setattr(verify, "cases", lambda subject: [case])
     said = run(capsys, "verify", "--model", "mine", "--json", "-")
@@ -174,14 +173,14 @@ def test_ctrl_c_leaves_what_was_found(
         raise KeyboardInterrupt
 
     file = tmp_path / "report.json"
-    cases = [Case("text", "one", lambda: Result(7, "tokens")), Case("seed", "two", stop)]
+    cases = [Case("sequence", "one", lambda: Result(7, "tokens")), Case("seed", "two", stop)]
     bring(monkeypatch, get("shallow").model)
     monkeypatch.setattr(verify, "cases", lambda subject: [*cases, cases[0]])
     said = run(capsys, "verify", "--model", "mine", "--json", str(file))
     assert said.status == 130
     assert said.out.startswith("speculate verify: OK so far, interrupted\n")
-    assert "0 differences in 7 comparisons, by 1 check\n" in said.out
-    assert "not made: 2 of 3 checks" in said.out
+    assert "0 differences in 7 comparisons, 1 check\n" in said.out
+    assert "not run: 2 of 3 checks" in said.out
     written = json.loads(file.read_text())
     assert written["interrupted"] and len(written["models"][0]["checks"]) == 1
 
@@ -191,7 +190,7 @@ def test_ctrl_c_leaves_what_was_found(
     [
         (("--model", "nowhere/at/all"), "nowhere/at/all: there is no such folder"),
         (("--model", "hybrid", "--tokens", "0"), "must be at least 1, got 0"),
-        (("--head", "hybrid"), "--head goes with --model"),
+        (("--head", "hybrid"), "--head requires --model"),
         (("--json", "no/such/folder/x.json"), "cannot be written to no/such/folder/x.json"),
         (("--json", "."), "the report cannot be written to .: Is a directory"),
     ],
@@ -233,7 +232,7 @@ def test_what_does_not_run_here_is_no_bug(
         raise RuntimeError("[GatherMM] only supports float32")
 
     bring(monkeypatch, get("shallow").model)
-    monkeypatch.setattr(verify.Subject, "rounding", property(fails))
+    monkeypatch.setattr(verify.VerificationTarget, "rounding", property(fails))
     said = run(capsys, "verify", "--model", "mine")
     assert said.status == 2
     assert "mine: does not run on this machine: RuntimeError: [GatherMM]" in said.err

@@ -9,14 +9,14 @@ import mlx.core as mx
 import pytest
 
 import speculate as sp
-from speculate import Decoder, Fixed, Sampling
+from speculate import Decoder, Fixed, Sampling, verify
 from speculate.backends.group import CacheGroup
 from speculate.loading import demo_prompt
 from speculate.sampling import acceptance
-from speculate.testing import ToyHead, ToyModel, verify
-from speculate.testing.verify.plain import place
-from speculate.testing.verify.rounding import Rounding, ulp
-from speculate.testing.verify.texts import MOST, follow
+from speculate.testing import ToyHead, ToyModel
+from speculate.verify.decoding_checks import MAX_DIFFERENCES, compare_decoding
+from speculate.verify.oracle import reference_token
+from speculate.verify.rounding import Rounding, ulp
 from tests import tiny
 from tests.cli.verifying import (
     TEXT,
@@ -38,7 +38,7 @@ from tests.cli.verifying import (
 from tests.decoding.kit import adapted, get
 from tests.faults.planting import recorded_as
 
-ALL: Final = {"forward", "tails", "rewind", "text", "acceptance", "seed"}
+ALL: Final = {"forward", "tails", "rewind", "sequence", "acceptance", "seed"}
 
 
 def test_a_model_without_a_mistake_passes_every_check() -> None:
@@ -49,7 +49,7 @@ def test_a_model_without_a_mistake_passes_every_check() -> None:
 
 @pytest.mark.parametrize("name", ["gpt_oss", "lfm2", "qwen3_5_folded"])
 def test_every_kind_of_cache_passes(name: str) -> None:
-    found = verified(subject(get(name).model, tokens=3), "forward", "tails", "rewind", "text")
+    found = verified(subject(get(name).model, tokens=3), "forward", "tails", "rewind", "sequence")
     assert not wrong(found) and {"NUMERICS"} not in outcomes(found).values()
 
 
@@ -86,7 +86,7 @@ def test_a_head_that_drafts_otherwise_online() -> None:
     head = hybrid().model.head
     assert head is not None
     model = adapted(hybrid().module, Forgetful(head, lambda n: n % 2 == 0)).model
-    found = verified(subject(model), "tails", "text", "acceptance")
+    found = verified(subject(model), "tails", "sequence", "acceptance")
     assert wrong(found) == {"acceptance"}
     assert [result.outcome for result in found["acceptance"]] == ["BUG", "OK", "OK"] * 2
 
@@ -96,9 +96,9 @@ def test_a_sampler_that_uses_numbers_up(monkeypatch: pytest.MonkeyPatch) -> None
         return mx.random.gumbel((len(keys), width))
 
     monkeypatch.setattr(acceptance, "gumbel", drawn)
-    found = verified(subject(hybrid().model), "text", "seed")
-    assert wrong(found) == {"text", "seed"}
-    greedy, sampled = found["text"][:5], found["text"][5:]
+    found = verified(subject(hybrid().model), "sequence", "seed")
+    assert wrong(found) == {"sequence", "seed"}
+    greedy, sampled = found["sequence"][:5], found["sequence"][5:]
     assert {result.outcome for result in greedy} == {"OK"}
     assert {result.outcome for result in sampled} == {"BUG"}
 
@@ -107,10 +107,10 @@ def test_a_unit_in_the_last_place_is_no_bug() -> None:
     tied = with_ties()
     found = verified(subject(InBlocks(tied.model, next_numbers), tied.stock))
     assert not wrong(found)
-    assert {"forward", "rewind", "text"} <= {
+    assert {"forward", "rewind", "sequence"} <= {
         check for check, seen in outcomes(found).items() if "NUMERICS" in seen
     }
-    told = [d for result in found["text"] for d in result.differences]
+    told = [d for result in found["sequence"] for d in result.differences]
     assert {d.kind for d in told} == {"tie"} and {d.size for d in told} == {0.0}
     assert 0 < max(d.ulps or 0 for d in found["rewind"][0].differences) <= 1
 
@@ -127,24 +127,27 @@ def test_what_raises_is_a_bug_and_ends_nothing() -> None:
 def test_each_difference_counts_and_not_only_the_first() -> None:
     model = InBlocks(hybrid().model, second_best)
     verifying = subject(model, hybrid().stock, tokens=8)
-    plain = verifying.plain(Sampling())
+    plain = verifying.reference(Sampling())
     strategy = Fixed(drafters(model)[0].make(), 3)
-    compared, found = follow(verifying, plain, strategy, "so")
+    compared, found = compare_decoding(verifying, plain, strategy, "so")
     # With one token left nothing is drafted, and a single row is right.
     assert compared == 8
     assert [d.position for d in found] == [len(plain.prompt) + n for n in range(7)]
     assert {d.kind for d in found} == {"bug"}
-    longer = subject(model, hybrid().stock, tokens=MOST + 9)
-    assert len(follow(longer, longer.plain(Sampling()), strategy, "so")[1]) == MOST
+    longer = subject(model, hybrid().stock, tokens=MAX_DIFFERENCES + 9)
+    assert (
+        len(compare_decoding(longer, longer.reference(Sampling()), strategy, "so")[1])
+        == MAX_DIFFERENCES
+    )
 
 
 def test_a_text_goes_on_over_ids_that_end_it() -> None:
-    plain = subject(hybrid().model).plain(Sampling())
+    plain = subject(hybrid().model).reference(Sampling())
     model = Around(hybrid().model, eos=plain.ids[2:4])
     assert len(list(Decoder(model, Fixed(drafters(model)[0].make(), 3)).generate(plain.prompt))) < 6
-    found = verified(subject(model), "text", "acceptance")
+    found = verified(subject(model), "sequence", "acceptance")
     assert not wrong(found)
-    assert found["text"][1].compared == 5 * TOKENS
+    assert found["sequence"][1].compared == 5 * TOKENS
 
 
 @pytest.mark.parametrize(("blind", "outcome"), [(40, "NUMERICS"), (1, "BUG")])
@@ -153,13 +156,13 @@ def test_where_blocks_round_otherwise_acceptance_may_differ_by_chance(
 ) -> None:
     model, tokenizer = sp.load_demo("hybrid")
     assert model.head is not None
-    head, right = Forgetful(model.head, lambda n: n % blind == 0), verify.by_head()
+    head, right = Forgetful(model.head, lambda n: n % blind == 0), verify.head_drafter()
     drafter = verify.Drafter("mtp", sp.MTPChain, lambda _, text: right.offline(model, text))
     ids = tokenizer.encode(demo_prompt())
-    verifying = verify.Subject(sp.adapt(model, head=head), ids, tokens=48)
+    verifying = verify.VerificationTarget(sp.adapt(model, head=head), ids, tokens=48)
     vars(verifying)["rounding"] = Rounding(noise=1e-6)
-    found = verify.acceptance_is_the_drafters_own(verifying, drafter, Sampling(), depth=2)
-    assert found.differences and found.outcome == outcome, found.figure()
+    found = verify.check_acceptance(verifying, drafter, Sampling(), depth=2)
+    assert found.differences and found.outcome == outcome, found.summary()
 
 
 def test_noise_is_that_of_mlx_lms_own_model() -> None:
@@ -200,8 +203,8 @@ def test_kinds_of_differences() -> None:
 def test_how_much_better_one_token_stood(temperature: float) -> None:
     logits = mx.array([[1.0, 4.0, 3.5, -50.0]])
     sampling = Sampling(temperature=temperature, seed=1)
-    one = place(logits, sampling, 9)
-    other = place(logits + mx.array([[0.0, -0.25, 0.25, 0.0]]), sampling, 9)
+    one = reference_token(logits, sampling, 9)
+    other = reference_token(logits + mx.array([[0.0, -0.25, 0.25, 0.0]]), sampling, 9)
     assert one.token == other.token == 1
     sizes = [at.difference(9, 2, Rounding(), "so").size for at in (one, other)]
     assert sizes[0] - sizes[1] == pytest.approx(0.5, abs=1e-5)

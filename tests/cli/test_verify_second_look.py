@@ -10,11 +10,10 @@ import mlx.core as mx
 import pytest
 from typing_extensions import override
 
-from speculate import SpeculativeModel
+from speculate import SpeculativeModel, verify
 from speculate.backends.group import CacheGroup
 from speculate.protocols import Forward
-from speculate.testing import verify
-from speculate.testing.verify import Difference, Result
+from speculate.verify import Difference, Result
 from tests.cli.verifying import (
     Around,
     InBlocks,
@@ -50,7 +49,7 @@ class Rounding(Around):
         return Forward(out.logits + size * odd, out.hidden)
 
 
-def noisy(model: SpeculativeModel | None = None) -> verify.Subject:
+def noisy(model: SpeculativeModel | None = None) -> verify.VerificationTarget:
     """A model that rounds so, as mlx-lm's own does; each even token is as good as the next one.
 
     The noise was measured where no place is a bad one.
@@ -68,8 +67,8 @@ def again(results: Sequence[Result]) -> list[Difference]:
 
 def test_rare_rounding_is_no_bug() -> None:
     verifying = noisy()
-    found = verified(verifying, "rewind", "text")
-    found["seed"] = [verify.seed_gives_its_text(verifying, seed=2)]
+    found = verified(verifying, "rewind", "sequence")
+    found["seed"] = [verify.check_seed(verifying, seed=2)]
     assert not wrong(found)
     for check, results in found.items():
         assert (seen := again(results)), check
@@ -77,26 +76,29 @@ def test_rare_rounding_is_no_bug() -> None:
         assert all(RARE < (d.spread or 0) < 2 * RARE for d in seen)
     (rewind,) = found["rewind"]
     seen = again([rewind])
-    assert f"; {len(seen)} looked at again: mlx-lm's own are up to 0.9" in rewind.figure()
+    assert (
+        f"; {len(seen)} rechecked: mlx-lm's own logits differ there by up to 0.9"
+        in rewind.summary()
+    )
     assert len(seen) < len(rewind.differences) / 2
 
 
 def test_mlx_lms_text_is_looked_at_again() -> None:
-    (found, *_) = verified(noisy(Rounding(with_ties().model, phase=1.0)), "text")["text"]
+    (found, *_) = verified(noisy(Rounding(with_ties().model, phase=1.0)), "sequence")["sequence"]
     assert found.outcome == "NUMERICS"
     assert {d.detail.partition(":")[0] for d in again([found])} == {"mlx-lm"}
 
 
 def test_a_mistake_is_a_bug_where_rounding_is_rare_and_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     wrongly = noisy(InBlocks(Rounding(with_ties().model), mx.negative))
-    found = verified(wrongly, "rewind", "text", "seed")
-    assert wrong(found) == {"rewind", "text", "seed"}
+    found = verified(wrongly, "rewind", "sequence", "seed")
+    assert wrong(found) == {"rewind", "sequence", "seed"}
     plan = CacheGroup.plan_keep
     monkeypatch.setattr(CacheGroup, "plan_keep", lambda self, m: plan(self, min(m + 1, self.fed())))
     found = verified(noisy(), "rewind")
     bugs = [d for d in again(found["rewind"]) if d.kind == "bug"]
     assert len(bugs) > found["rewind"][0].compared / 2
-    assert "; mlx-lm's own up to " in bugs[0].line()
+    assert "; mlx-lm's own logits differ by up to " in bugs[0].line()
 
 
 def test_what_is_far_apart_elsewhere_explains_nothing_here() -> None:
@@ -111,8 +113,8 @@ def test_what_is_far_apart_elsewhere_explains_nothing_here() -> None:
 
 
 def test_where_nothing_rounds_nobody_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify.Subject, "spread", lambda *_: pytest.fail("looked again"))
+    monkeypatch.setattr(verify.VerificationTarget, "spread", lambda *_: pytest.fail("looked again"))
     model = InBlocks(get("shallow").model, second_best)
-    found = verified(subject(model, get("shallow").stock, tokens=3), "rewind", "text")
-    assert wrong(found) == {"rewind", "text"}
-    assert not again([*found["rewind"], *found["text"]])
+    found = verified(subject(model, get("shallow").stock, tokens=3), "rewind", "sequence")
+    assert wrong(found) == {"rewind", "sequence"}
+    assert not again([*found["rewind"], *found["sequence"]])

@@ -10,11 +10,10 @@ from typing import Final, cast, final
 import mlx.core as mx
 from mlx import nn
 
-from speculate import PromptLookup, SpeculativeModel
+from speculate import PromptLookup, SpeculativeModel, verify
 from speculate.models.adapter import StockAdapter
 from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
-from speculate.testing import verify
-from speculate.testing.verify import Drafter, Result, Subject
+from speculate.verify import Drafter, Result, VerificationTarget
 from tests import tiny
 from tests.decoding.heads import with_head
 from tests.decoding.kit import Tiny, adapted, get
@@ -34,17 +33,21 @@ def hybrid() -> Tiny:
 
 def drafters(model: SpeculativeModel) -> list[Drafter]:
     """All there are."""
-    heads = [] if model.head is None else [verify.by_head()]
-    return [*heads, verify.by_model(get("small_dense").model), verify.by(PromptLookup)]
+    heads = [] if model.head is None else [verify.head_drafter()]
+    return [
+        *heads,
+        verify.model_drafter(get("small_dense").model),
+        verify.proposer_drafter(PromptLookup),
+    ]
 
 
 def subject(
     model: SpeculativeModel, stock: StockModel | None = None, tokens: int = TOKENS
-) -> Subject:
-    return Subject(model, TEXT, drafters=drafters(model), stock=stock, tokens=tokens)
+) -> VerificationTarget:
+    return VerificationTarget(model, TEXT, drafters=drafters(model), stock=stock, tokens=tokens)
 
 
-def verified(subject: Subject, *checks: str) -> Found:
+def verified(subject: VerificationTarget, *checks: str) -> Found:
     """The results of all checks, or of some."""
     found: Found = {}
     for case in verify.cases(subject):

@@ -201,3 +201,14 @@ def test_a_round_says_how_long_the_device_had_for_it_before_anybody_asked() -> N
     assert [round.drafted for round in rounds] == [0, 0, 2, 0, 0, 0]
     assert [round.ahead >= 0.02 for round in rounds] == launched
     assert [round.ahead == 0.0 for round in rounds] == [not one for one in launched]
+
+
+def test_a_repr_shows_the_counters_that_matter() -> None:
+    stats = Stats(prompt_tokens=5, emitted_tokens=3, seed=7)
+    stats.count(Round(0, "mtp", 2, 2, accepted=1, emitted=2, cut=False, seconds=0.5))
+    stats.count(Round(1, None, 0, 0, accepted=0, emitted=1, cut=False, seconds=0.25))
+    assert repr(stats) == (
+        "Stats(prompt_tokens=5, emitted_tokens=3, rounds=2, draft_tokens=2, accepted_tokens=1, "
+        "acceptance_rate=0.50, mean_acceptance_length=2.00, seconds=0.75, seed=7, "
+        "proposers=['mtp'])"
+    )

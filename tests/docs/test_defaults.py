@@ -19,8 +19,8 @@ from mlx_lm.generate import generate_step, setup_arg_parser
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 import speculate as sp
+from speculate.cli._models import strategy_for
 from speculate.cli.main import COMMANDS, make_parser
-from speculate.cli.models import strategy_for
 from speculate.integrations.mlx_lm import mtp_generate_step, speculative_generate_step
 from speculate.loading import DEMO_MODELS
 

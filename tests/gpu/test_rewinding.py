@@ -7,7 +7,8 @@ from typing import Final
 
 import pytest
 
-from speculate.testing import assert_lossless, verify
+from speculate import verify
+from speculate.testing import assert_lossless
 from tests import tiny
 from tests.cli.running import run
 from tests.gpu import families
@@ -28,7 +29,7 @@ def test_a_drafter_that_is_wrong_in_chosen_places_changes_nothing(
 @pytest.mark.parametrize("name", families.TINY)
 def test_what_is_rejected_shows_in_no_bit(name: str) -> None:
     """Two walks of equal blocks that take back other tokens."""
-    found = verify.tails_leave_no_trace(verify.Subject(families.model(name), TEXT))
+    found = verify.check_tails(verify.VerificationTarget(families.model(name), TEXT))
     assert found.compared > 200
     assert not found.differences
 

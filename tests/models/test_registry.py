@@ -106,7 +106,7 @@ import mlx.core as mx
 mx.set_default_device(mx.cpu)
 import speculate as sp
 from speculate.cli.main import main
-from speculate.cli.machine import versions
+from speculate.cli._console import versions
 assert not list(importlib.metadata.entry_points(group="speculate.models"))
 model, tokenizer = sp.load_demo("draft")
 print(sp.generate(model, tokenizer, "def ", max_tokens=4, strategy=sp.Adaptive()) != "")

@@ -16,7 +16,7 @@ from speculate import Decoder, DraftModel, Fixed, Off, Sampling, SpeculativeMode
 from speculate.decoding.block import to_ints
 from speculate.protocols import Choice, Commit, Forward
 from speculate.sampling.options import MODES, Mode
-from speculate.testing.verify.drafters import by_model
+from speculate.verify.drafters import model_drafter
 from tests.decoding import kit
 from tests.decoding.watched import PassingModel, WatchedProposer
 from tests.sampling.laws import distribution
@@ -116,7 +116,7 @@ def test_a_draft_with_more_ids_drafts_those_of_the_target() -> None:
 @pytest.mark.parametrize("position", [1, 2, 3])
 def test_verify_reads_such_a_text_as_the_draft_does(position: int) -> None:
     text = [70, 5, 79, 9]
-    drafter = by_model(small())
+    drafter = model_drafter(small())
     proposer = drafter.make()
     proposer.attach(target())
     proposer.begin(0)

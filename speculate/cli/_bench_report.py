@@ -1,0 +1,381 @@
+"""The results of `speculate bench`: as numbers, as tables and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import nan
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Final, final
+
+import attrs
+
+from speculate.cli._bench_runs import ADAPTIVE, DEPTHS, OFF, BenchRun, count_drafts
+from speculate.protocols import Round
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+UNKNOWN: Final = "?"
+"""Shown instead of a speedup that may be noise."""
+
+COLOURS: Final[Mapping[str | None, str]] = {
+    "mtp": "#0072b2",
+    "draft": "#d55e00",
+    "lookup": "#009e73",
+    None: "#777777",
+}
+"""Colour of each proposer, distinct for colour-blind readers and in print."""
+
+FILLS: Final = ("#56b4e9", "#e69f00", "#cc79a7", "#999999")
+"""Colours of the workloads."""
+
+MIN_ROUNDS: Final = 3
+"""Fewest rounds whose median time is drawn."""
+
+
+@final
+@attrs.frozen
+class ForwardTimes:
+    """Times of target forwards.
+
+    Attributes:
+        context: Tokens before each forward.
+        seconds: Time by width in tokens.
+        relative: v(T): time by width, relative to one token.
+    """
+
+    context: int
+    seconds: Mapping[int, float]
+    relative: Mapping[int, float]
+
+
+@final
+@attrs.frozen
+class RoundTime:
+    """Time of the rounds with the same proposer and the same number of drafted tokens.
+
+    Attributes:
+        proposer: Name of the proposer; `None` for rounds without a draft.
+        depth: Drafted tokens.
+        rounds: Number of rounds.
+        seconds: Their median time.
+        relative: `seconds` relative to rounds without a draft.
+    """
+
+    proposer: str | None
+    depth: int
+    rounds: int
+    seconds: float
+    relative: float
+
+
+@final
+@attrs.frozen
+class SettingResult:
+    """All runs of one workload with one setting.
+
+    Attributes:
+        tokens: Generated tokens.
+        passes: Target passes.
+        draft_tokens: Drafted tokens.
+        accepted_tokens: Drafted tokens that were emitted.
+        seconds: Total time of the rounds.
+        spread: Largest difference between two runs of the same prompt, with this setting or
+            without drafts, as slower / faster - 1; at least the `disturbance` of the benchmark.
+        speedup: Relative to decoding without drafts; `None` if it does not exceed `spread`.
+        no_speedup: Why `speedup` is `None`.
+    """
+
+    tokens: int
+    passes: int
+    draft_tokens: int
+    accepted_tokens: int
+    seconds: float
+    spread: float
+    speedup: float | None
+    no_speedup: str | None = None
+
+
+@final
+@attrs.frozen
+class Results:
+    """Everything that was measured. Its fields are the keys of `bench.json`.
+
+    Attributes:
+        model: Name of the target.
+        draft_model: Name of the draft model; `None` without one.
+        machine: Device, and versions of the software.
+        tokens: Tokens generated in each run, at most.
+        forward: Times of target forwards.
+        survival: For each proposer, the share of its deepest drafts that were accepted up to
+            position 1, 2, ...
+        choices: Times of rounds by proposer and depth.
+        workloads: Results by workload and setting.
+        same_text: Whether all settings gave the same tokens.
+        disturbance: Median difference between two runs of the same prompt and setting, as
+            slower / faster - 1.
+    """
+
+    model: str
+    draft_model: str | None
+    machine: Mapping[str, str]
+    tokens: int
+    forward: ForwardTimes
+    survival: Mapping[str, Sequence[float]]
+    choices: Sequence[RoundTime]
+    workloads: Mapping[str, Mapping[str, SettingResult]]
+    same_text: bool
+    disturbance: float
+
+
+def relative_times(seconds: Mapping[int, float], context: int) -> ForwardTimes:
+    """Times of forwards with v(T)."""
+    relative = {rows: time / seconds[1] for rows, time in seconds.items()}
+    return ForwardTimes(context, seconds, relative)
+
+
+def survival(runs: Sequence[BenchRun]) -> dict[str, list[float]]:
+    """Share of the deepest drafts accepted up to each position, by proposer."""
+    rounds: dict[str, list[Round]] = {}
+    for run in runs:
+        name, _, depth = run.setting.partition(" ")
+        if depth == str(max(DEPTHS)):
+            rounds.setdefault(name, []).extend(run.rounds)
+    found = {name: count_drafts(own) for name, own in rounds.items()}
+    return {
+        name: [
+            accepted / drafted
+            for accepted, drafted in zip(
+                own.accepted_per_position, own.drafted_per_position, strict=True
+            )
+        ]
+        for name, own in found.items()
+    }
+
+
+def round_times(runs: Sequence[BenchRun]) -> list[RoundTime]:
+    """Median times of rounds by proposer and depth, rounds without a draft first."""
+    times: dict[tuple[str | None, int], list[float]] = {}
+    for round in (round for run in runs for round in run.rounds):
+        times.setdefault((round.proposer, round.drafted), []).append(round.seconds)
+    baseline = median(times[None, 0])
+    ordered = sorted(times.items(), key=lambda item: (item[0][0] or "", item[0][1]))
+    return [
+        RoundTime(proposer, depth, len(found), median(found), median(found) / baseline)
+        for (proposer, depth), found in ordered
+    ]
+
+
+def results_by_workload(runs: Sequence[BenchRun]) -> dict[str, dict[str, SettingResult]]:
+    """Results by workload and setting."""
+    overall = disturbance(runs)
+    found: dict[str, dict[str, list[BenchRun]]] = {}
+    for run in runs:
+        found.setdefault(run.workload, {}).setdefault(run.setting, []).append(run)
+    return {
+        workload: {name: _result(own, settings[OFF], overall) for name, own in settings.items()}
+        for workload, settings in found.items()
+    }
+
+
+def _result(runs: Sequence[BenchRun], plain: Sequence[BenchRun], overall: float) -> SettingResult:
+    rounds = [round for run in runs for round in run.rounds]
+    drafts, seconds = count_drafts(rounds), sum(run.seconds for run in runs)
+    spread = max(overall, *_repeat_differences(runs), *_repeat_differences(plain))
+    speedup = sum(run.seconds for run in plain) / seconds
+    effect = max(speedup, 1 / speedup) - 1
+    reason = None
+    if runs is not plain and effect <= spread:
+        reason = (
+            f"repeated runs differ by {spread:.0%}, and this setting from decoding without "
+            f"drafts by {effect:.0%}"
+        )
+    return SettingResult(
+        tokens=sum(len(run.ids) for run in runs),
+        passes=len(rounds),
+        draft_tokens=drafts.draft_tokens,
+        accepted_tokens=drafts.accepted_tokens,
+        seconds=seconds,
+        spread=spread,
+        speedup=None if reason else speedup,
+        no_speedup=reason,
+    )
+
+
+def same_text(runs: Sequence[BenchRun]) -> bool:
+    """Whether each prompt got the same tokens in every run."""
+    found: dict[tuple[str, int], set[tuple[int, ...]]] = {}
+    for run in runs:
+        found.setdefault((run.workload, run.prompt), set()).add(tuple(run.ids))
+    return all(len(sequences) == 1 for sequences in found.values())
+
+
+def disturbance(runs: Sequence[BenchRun]) -> float:
+    """Median difference between two runs of the same prompt and setting."""
+    return median(_repeat_differences(runs))
+
+
+def _repeat_differences(runs: Sequence[BenchRun]) -> list[float]:
+    """Slower / faster - 1 of the two runs of each prompt and setting."""
+    times: dict[tuple[str, int, str], list[float]] = {}
+    for run in runs:
+        times.setdefault((run.workload, run.prompt, run.setting), []).append(run.seconds)
+    return [max(found) / min(found) - 1 for found in times.values()]
+
+
+def best_fixed(results: Mapping[str, SettingResult]) -> str:
+    """The fastest setting that does not adapt, of those whose speedup is known."""
+    known = {name: own.speedup for name, own in results.items() if own.speedup is not None}
+    return max((name for name in known if name != ADAPTIVE), key=lambda name: known[name])
+
+
+def show(results: Results) -> None:
+    """Print the results as tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    forward = Table(f"rows after {results.forward.context} tokens", box=None, pad_edge=False)
+    for rows in results.forward.seconds:
+        forward.add_column(str(rows), justify="right", no_wrap=True)
+    times = [f"{seconds * 1e3:.3g}" for seconds in results.forward.seconds.values()]
+    forward.add_row("milliseconds", *times)
+    forward.add_row("v(T)", *(f"{v:.2f}" for v in results.forward.relative.values()))
+    console.print(forward)
+    console.print()
+    speedup = Table("speedup", box=None, pad_edge=False)
+    for workload in results.workloads:
+        speedup.add_column(workload, justify="right", no_wrap=True)
+    speedup.add_column("tokens/pass", justify="right", no_wrap=True)
+    speedup.add_column("accepted", justify="right", no_wrap=True)
+    for name in next(iter(results.workloads.values())):
+        speedup.add_row(name, *_cells(results, name))
+    console.print(speedup)
+    console.print()
+    for line in summary_lines(results):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def summary_lines(results: Results) -> Iterator[str]:
+    """The lines after the tables."""
+    for workload, settings in results.workloads.items():
+        best = best_fixed(settings)
+        yield (
+            f"{workload}: best fixed setting {best}, {speedup_text(settings[best])}; "
+            f"{ADAPTIVE} {speedup_text(settings[ADAPTIVE])}"
+        )
+        unknown = [name for name, own in settings.items() if own.speedup is None]
+        if unknown:
+            spread = max(settings[name].spread for name in unknown)
+            yield (
+                f"{workload}: no speedup is given for {', '.join(unknown)}: repeated runs differ "
+                f"by up to {spread:.0%}, more than these settings gain or lose"
+            )
+    for name, shares in results.survival.items():
+        found = " ".join(f"{share:.0%}" for share in shares)
+        yield f"{name}: drafts accepted up to each position {found or 'none, nothing was drafted'}"
+    yield f"median difference between repeated runs: {results.disturbance:.0%}"
+    if results.same_text:
+        yield "All settings gave the same texts."
+    else:
+        yield (
+            "The texts DIFFER. On a GPU, several rows may round differently from one where the "
+            "top two tokens are nearly tied; on a CPU this is a bug: please report it."
+        )
+
+
+def speedup_text(result: SettingResult) -> str:
+    """The speedup, or `?` if it is unknown."""
+    return UNKNOWN if result.speedup is None else f"{result.speedup:.2f}"
+
+
+def _cells(results: Results, setting: str) -> list[str]:
+    found = [settings[setting] for settings in results.workloads.values()]
+    tokens, passes = (sum(o.tokens for o in found), sum(o.passes for o in found))
+    accepted, drafted = (
+        sum(o.accepted_tokens for o in found),
+        sum(o.draft_tokens for o in found),
+    )
+    return [
+        *(speedup_text(result) for result in found),
+        f"{tokens / passes:.2f}",
+        f"{accepted} of {drafted}" if drafted else "",
+    ]
+
+
+def draw(results: Results, path: Path) -> None:
+    """Draw the results into a PNG file.
+
+    Args:
+        results: What to draw.
+        path: The file to write.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    panels = figure.subplots(2, 2)
+    _draw_forward(panels[0][0], results)
+    _draw_survival(panels[0][1], results.survival)
+    _draw_round_times(panels[1][0], results.choices)
+    _draw_speedup(panels[1][1], results)
+    for panel in panels.flat:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="y", alpha=0.3)
+        panel.set_axisbelow(True)
+    drafts = f", draft model {results.draft_model}" if results.draft_model else ""
+    figure.suptitle(f"{results.model}{drafts} on {results.machine['device']}")
+    figure.savefig(path, dpi=120, format="png")
+
+
+def _draw_forward(panel: Axes, results: Results) -> None:
+    relative = results.forward.relative
+    rows = list(relative)
+    panel.plot(rows, list(relative.values()), "o-", color=COLOURS[None], label="measured")
+    panel.plot(rows, rows, ":", color="black", linewidth=1, label="one row at a time")
+    panel.set_title(f"Forward of T rows after {results.forward.context} tokens")
+    panel.set_xlabel("T, rows")
+    panel.set_ylabel("v(T), time relative to one row")
+    panel.set_ylim(bottom=0)
+    panel.legend(frameon=False)
+
+
+def _draw_survival(panel: Axes, survival: Mapping[str, Sequence[float]]) -> None:
+    for name, shares in survival.items():
+        positions = range(1, len(shares) + 1)
+        panel.plot(positions, list(shares), "o-", color=COLOURS.get(name), label=name)
+    panel.set_title("Drafts accepted up to a position")
+    panel.set_xlabel("position in the draft")
+    panel.set_ylabel("share of the drafts")
+    panel.set_ylim(0, 1.02)
+    if survival:
+        panel.legend(frameon=False)
+
+
+def _draw_round_times(panel: Axes, choices: Sequence[RoundTime]) -> None:
+    drawn = [choice for choice in choices if choice.depth and choice.rounds >= MIN_ROUNDS]
+    for name in dict.fromkeys(choice.proposer for choice in drawn):
+        own = [choice for choice in drawn if choice.proposer == name]
+        depths, times = [c.depth for c in own], [c.relative for c in own]
+        panel.plot(depths, times, "o-", color=COLOURS.get(name), label=name)
+    panel.axhline(1, color="black", linewidth=1, linestyle=":", label="no draft")
+    panel.set_title("Time of a round, by proposer")
+    panel.set_xlabel("tokens drafted")
+    panel.set_ylabel("relative to a round without drafts")
+    panel.set_ylim(bottom=0)
+    panel.legend(frameon=False)
+
+
+def _draw_speedup(panel: Axes, results: Results) -> None:
+    names = list(next(iter(results.workloads.values())))
+    width = 0.8 / len(results.workloads)
+    for index, (workload, settings) in enumerate(results.workloads.items()):
+        places = [place + (index + 0.5) * width - 0.4 for place in range(len(names))]
+        speedups = [settings[name].speedup for name in names]
+        heights = [nan if speedup is None else speedup for speedup in speedups]
+        panel.bar(places, heights, width, color=FILLS[index % len(FILLS)], label=workload)
+    panel.axhline(1, color="black", linewidth=1, linestyle=":")
+    panel.set_title("Speedup over decoding without drafts, if known")
+    panel.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    panel.set_ylabel("speedup")
+    panel.legend(frameon=False)

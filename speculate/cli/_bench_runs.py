@@ -1,0 +1,231 @@
+"""The measurements of `speculate bench`: target forwards, and decoding with every setting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
+from statistics import fmean
+from typing import Final, final
+
+import attrs
+import mlx.core as mx
+
+from speculate.cli._console import Stage
+from speculate.cli._models import strategy_for
+from speculate.decoding.decoder import Decoder
+from speculate.decoding.stats import DraftStats
+from speculate.decoding.window import speculation
+from speculate.protocols import Round, SpeculativeModel, Strategy
+
+ROWS: Final = range(1, 10)
+"""Widths, in tokens, of the forwards that are timed."""
+
+REPEATS: Final = 9
+"""Timed repeats of each width, after one warm-up. The fastest was disturbed least."""
+
+DEPTHS: Final = (1, 3, 6)
+"""Fixed draft depths to compare, in tokens."""
+
+WARM_UP_TOKENS: Final = 16
+"""Tokens that each setting decodes twice before measurements, from which the time is estimated."""
+
+OFF: Final = "off"
+"""Name of the setting without drafts."""
+
+ADAPTIVE: Final = "adaptive"
+"""Name of the setting with `Adaptive`."""
+
+Settings = Mapping[str, Callable[[], Strategy]]
+"""Factories of the compared strategies, by name."""
+
+
+@final
+@attrs.frozen
+class BenchRun:
+    """One prompt decoded with one setting.
+
+    Attributes:
+        workload: Kind of prompt.
+        prompt: Index of the prompt within its kind.
+        setting: Name of the setting.
+        ids: Generated tokens.
+        rounds: The rounds that generated them.
+    """
+
+    workload: str
+    prompt: int
+    setting: str
+    ids: Sequence[int]
+    rounds: Sequence[Round]
+
+    @property
+    def seconds(self) -> float:
+        """Total time of the rounds."""
+        return sum(round.seconds for round in self.rounds)
+
+
+@final
+class Estimate:
+    """The remaining time of a benchmark, in seconds.
+
+    Args:
+        settings: Names of the settings.
+        runs: Runs of each setting.
+        tokens: Tokens of each run, at most.
+    """
+
+    def __init__(self, settings: Collection[str], runs: int, tokens: int) -> None:
+        self._left = dict.fromkeys(settings, runs)
+        self._tokens = tokens
+        self._expected: dict[str, float] = {}
+        self._taken: dict[str, list[float]] = {}
+
+    def warm_up(self, setting: str, tokens: int, seconds: float, rounds: float) -> None:
+        """Record a warm-up run. The fastest of a setting counts.
+
+        Args:
+            setting: Name of the setting.
+            tokens: Generated tokens.
+            seconds: Total time.
+            rounds: Time of the rounds, which grows with the tokens; the rest does not.
+        """
+        expected = seconds - rounds + rounds / tokens * self._tokens
+        self._expected[setting] = min(expected, self._expected.get(setting, inf))
+
+    def done(self, setting: str, seconds: float) -> None:
+        """Record a measured run and its total time."""
+        self._left[setting] -= 1
+        self._taken.setdefault(setting, []).append(seconds)
+
+    def left(self) -> float | None:
+        """Seconds until the last run ends; `None` before every setting had a warm-up run."""
+        if self._left.keys() != self._expected.keys():
+            return None
+        return sum(runs * self._each(setting) for setting, runs in self._left.items())
+
+    def _each(self, setting: str) -> float:
+        taken = self._taken.get(setting)
+        return fmean(taken) if taken else self._expected[setting]
+
+
+def time_forwards(
+    model: SpeculativeModel, ids: Sequence[int], done: Callable[[], None]
+) -> dict[int, float]:
+    """Time target forwards of every width after a prompt.
+
+    Args:
+        model: The target.
+        ids: The prompt.
+        done: Called after each repeat.
+
+    Returns:
+        Seconds of the fastest forward, by width.
+    """
+    cache = model.make_cache()
+    arrays = [array for member in cache for array in member.arrays()]
+    mx.eval(model.forward(mx.array([list(ids)], dtype=mx.uint32), cache).hidden, arrays)
+    times: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    with speculation(cache) as window:
+        # Widths alternate, so that a change in the machine's speed affects all of them.
+        for _ in range(1 + REPEATS):
+            for rows in ROWS:
+                fed = mx.array([(list(ids) * rows)[-rows:]], dtype=mx.uint32)
+                began = time.perf_counter()
+                out = model.forward(fed, cache)
+                mx.eval(mx.argmax(out.logits[0], axis=-1))
+                times[rows].append(time.perf_counter() - began)
+                window.keep(0)
+            done()
+    return {rows: min(found[1:]) for rows, found in times.items()}
+
+
+def settings_for(model: SpeculativeModel, draft: SpeculativeModel | None) -> Settings:
+    """The settings to compare: no drafts, each proposer at each depth, and `Adaptive`."""
+    available = {"draft": draft is not None, "mtp": model.head is not None, "lookup": True}
+    settings: dict[str, Callable[[], Strategy]] = {
+        OFF: lambda: strategy_for(model, [OFF], None, draft)
+    }
+    for name in (name for name, found in available.items() if found):
+        for depth in DEPTHS:
+            settings[f"{name} {depth}"] = _fixed(model, name, depth, draft)
+    settings[ADAPTIVE] = lambda: strategy_for(model, None, None, draft)
+    return settings
+
+
+def run_all(
+    model: SpeculativeModel,
+    settings: Settings,
+    workloads: Mapping[str, Sequence[Sequence[int]]],
+    tokens: int,
+    stop_tokens: Collection[int],
+    stage: Stage,
+    estimate: Estimate,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[BenchRun]:
+    """Decode every prompt twice with every setting.
+
+    Settings run forward and then in reverse (A B C C B A), so that a steady change in the
+    machine's speed affects all of them alike.
+
+    Args:
+        model: The target.
+        settings: See `settings_for`.
+        workloads: Prompts by kind, as ids.
+        tokens: Tokens to generate in each run, at most.
+        stop_tokens: End-of-sequence ids.
+        stage: Opened for the warm-up and for each prompt.
+        estimate: Updated with the time of every run.
+        clock: The time in seconds.
+    """
+    runs = []
+    first = next(iter(workloads.values()))[0]
+    order = [*settings, *reversed([*settings])]
+    with stage("warm-up", len(order)) as done:
+        for name in order:
+            began = clock()
+            ids, rounds = _run(
+                model, settings[name], first, min(WARM_UP_TOKENS, tokens), stop_tokens
+            )
+            seconds = sum(each.seconds for each in rounds)
+            estimate.warm_up(name, len(ids), clock() - began, seconds)
+            done()
+    for workload, prompts in workloads.items():
+        for index, prompt in enumerate(prompts):
+            title = f"{workload} {index + 1} of {len(prompts)}"
+            with stage(title, len(order)) as done:
+                for name in order:
+                    began = clock()
+                    ids, rounds = _run(model, settings[name], prompt, tokens, stop_tokens)
+                    estimate.done(name, clock() - began)
+                    runs.append(BenchRun(workload, index, name, ids, rounds))
+                    done()
+    return runs
+
+
+def count_drafts(rounds: Sequence[Round]) -> DraftStats:
+    """Counters of the drafts in some rounds."""
+    found = DraftStats()
+    for round in rounds:
+        if round.proposer is not None:
+            found = found.plus(round.drafted, round.accepted, round.seconds)
+    return found
+
+
+def _fixed(
+    model: SpeculativeModel, name: str, depth: int, draft: SpeculativeModel | None
+) -> Callable[[], Strategy]:
+    return lambda: strategy_for(model, [name], depth, draft)
+
+
+def _run(
+    model: SpeculativeModel,
+    make: Callable[[], Strategy],
+    prompt: Sequence[int],
+    tokens: int,
+    stop_tokens: Collection[int],
+) -> tuple[list[int], list[Round]]:
+    rounds: list[Round] = []
+    decoder = Decoder(model, make(), observer=rounds.append)
+    ids = [token.id for token in decoder.generate(prompt, tokens, stop_tokens=stop_tokens)]
+    return ids, rounds

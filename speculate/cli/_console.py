@@ -1,0 +1,240 @@
+"""What commands write: safe text and JSON, progress, and a description of the machine."""
+
+from __future__ import annotations
+
+import math
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO, final
+
+import mlx.core as mx
+
+from speculate.errors import OptionError, SpeculateWarning
+from speculate.version import VERSION, mlx_version
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+Stage = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+"""`stage(name, steps)` opens a stage of work; inside it, a call reports each finished step."""
+
+PROGRESS_INTERVAL: Final = 10.0
+"""Seconds between progress lines of one stage where standard error is no terminal."""
+
+
+def printable(text: str) -> str:
+    """The text with control characters replaced, which names in a foreign file may contain."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def json_safe(value: object) -> object:
+    """A copy in which numbers that JSON cannot express are `None`."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): json_safe(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(inner) for inner in value]
+    return value
+
+
+def write_error(what: str, place: str | Path, error: Exception) -> OptionError:
+    """The error to raise where output cannot be written.
+
+    Args:
+        what: What was to be written.
+        place: Where it was to be written.
+        error: The system's error.
+    """
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return OptionError(f"{what} cannot be written to {place}: {reason}")
+
+
+@contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Print this package's warnings in one line each on standard error; others are unchanged."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", SpeculateWarning)
+        usual = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, SpeculateWarning):
+                text = printable(" ".join(str(message).split()))
+                print(f"speculate: warning: {text}", file=sys.stderr)
+            else:
+                usual(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def spinner(text: str) -> Iterator[None]:
+    """Show on a terminal that something takes a while."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
+
+
+@final
+class ProgressBar:
+    """Progress of one task: a bar in a terminal, elsewhere an occasional line."""
+
+    def __init__(self, bars: ProgressBars, task: TaskID) -> None:
+        self._bars = bars
+        self._task = task
+
+    def rename(self, name: str, steps: int | None = None) -> None:
+        """Change the name of the task, and its number of steps if given."""
+        self._bars.update(self._task, description=name, total=steps)
+
+    def advance(self, steps: int = 1) -> None:
+        """Report finished steps."""
+        self._bars.update(self._task, advance=steps)
+
+    def advance_to(self, steps: int) -> None:
+        """Report the number of steps finished in total."""
+        self._bars.update(self._task, completed=steps)
+
+
+@final
+class ProgressBars:
+    """Progress of all tasks of a command.
+
+    Args:
+        progress: Draws the bars; disabled where there is no terminal.
+        left: Estimated seconds until everything is done; `None` if unknown.
+        clock: The time in seconds.
+    """
+
+    def __init__(
+        self, progress: Progress, left: Callable[[], float | None], clock: Callable[[], float]
+    ) -> None:
+        self._progress = progress
+        self._left = left
+        self._clock = clock
+        self._last_line = clock()
+
+    def add(self, name: str, steps: int | None = None) -> ProgressBar:
+        """Start a task. Its number of steps may be given later."""
+        return ProgressBar(self, self._progress.add_task(name, total=steps, left=""))
+
+    def update(
+        self,
+        task: TaskID,
+        description: str | None = None,
+        total: int | None = None,
+        advance: int | None = None,
+        completed: int | None = None,
+    ) -> None:
+        """Update a task, and print a line if the last one is `PROGRESS_INTERVAL` ago."""
+        self._progress.update(
+            task,
+            description=description,
+            total=total,
+            advance=advance,
+            completed=completed,
+            left=self._remaining(),
+        )
+        if self._clock() - self._last_line >= PROGRESS_INTERVAL:
+            found = next(each for each in self._progress.tasks if each.id == task)
+            done = "" if found.total is None else f": {found.percentage:.0f}%"
+            self.print(f"{found.description}{done}")
+
+    def print(self, text: str) -> None:
+        """Print a line with the remaining time on standard error, unless it is a terminal."""
+        if self._progress.disable:
+            print(f"{text}{self._remaining()}", file=sys.stderr, flush=True)
+            self._last_line = self._clock()
+
+    def _remaining(self) -> str:
+        left = self._left()
+        return f", about {format_duration(left)} left" if left else ""
+
+
+@contextmanager
+def progress_bars(
+    left: Callable[[], float | None] = lambda: None, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[ProgressBars]:
+    """Show progress on standard error.
+
+    Args:
+        left: Estimated seconds until everything is done; `None` if unknown.
+        clock: The time in seconds.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        yield ProgressBars(progress, left, clock)
+
+
+@contextmanager
+def progress_stages(
+    left: Callable[[], float | None] = lambda: None, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[Stage]:
+    """Show progress stage by stage; outside a terminal a line also reports each finished stage.
+
+    Args:
+        left: Estimated seconds until everything is done; `None` if unknown.
+        clock: The time in seconds.
+    """
+    with progress_bars(left, clock) as shown:
+
+        @contextmanager
+        def stage(name: str, steps: int) -> Iterator[Callable[[], None]]:
+            bar, began = shown.add(name, steps), clock()
+            yield bar.advance
+            shown.print(f"{name}: {clock() - began:.1f} s")
+
+        yield stage
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in seconds, minutes or hours."""
+    for unit, name in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def versions() -> dict[str, str]:
+    """Versions of this package, mlx, mlx-lm and Python, by name."""
+    import mlx_lm
+
+    return {
+        "mlx-speculate": VERSION,
+        "mlx": mlx_version(),
+        "mlx-lm": mlx_lm.__version__,
+        "Python": platform.python_version(),
+    }
+
+
+def device() -> str:
+    """MLX's default device, and the system."""
+    kind = mx.default_device().type
+    name = mx.device_info(kind).get("device_name", "")
+    return f"{kind.name}: {name}, {platform.system()} {platform.machine()}"

@@ -1,0 +1,405 @@
+"""The report of `speculate inspect`: what configs, headers and a head's norms say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Final, Literal, cast, final
+
+import attrs
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_prompt_cache
+from mlx_lm.utils import _get_classes
+
+from speculate.backends.adopt import adopt
+from speculate.checkpoints.folder import check_layers, read_json, section, setting, survey
+from speculate.checkpoints.head import HeadSummary, find_head, peek_head
+from speculate.checkpoints.names import DENSE, strip_prefix
+from speculate.checkpoints.quantization import Quantization
+from speculate.cli._console import printable
+from speculate.errors import CannotRewindError, HeadNotFoundError, UnsupportedModelError
+from speculate.models.registry import factory_for
+from speculate.protocols import SpeculativeModel, StockModel
+
+OFFSET: Final = "exact, to any token: the offset moves back"
+"""How a full-attention cache is rewound."""
+
+WINDOW: Final = "exact, to any token: rows beyond the window are kept"
+"""How a sliding-window cache is rewound."""
+
+RECORDED: Final = "exact, to any token: the layer's inputs and states are recorded"
+"""How a recurrent state is rewound whose layer records its rollback."""
+
+BLOCKS: Final = "by whole blocks: accepted tokens are replayed"
+"""How any other recurrent state is rewound."""
+
+FINGERPRINT_DIGITS: Final = 12
+"""Hexadecimal digits of a tokenizer's fingerprint."""
+
+MAX_LISTED_LAYERS: Final = 8
+"""Layer indices that a line of the report lists."""
+
+Row = tuple[str, str]
+"""A label and a text. The label is empty where a line continues the one above."""
+
+
+@final
+@attrs.frozen
+class LayerGroup:
+    """Layers whose caches are alike.
+
+    Attributes:
+        indices: Indices of the layers, from 0.
+        cache: mlx-lm's cache class, with the size of a window.
+        rewind: How the caches are rewound.
+        can_rewind: Whether they can be rewound.
+    """
+
+    indices: tuple[int, ...]
+    cache: str
+    rewind: str
+    can_rewind: bool
+
+
+@final
+@attrs.frozen
+class Architecture:
+    """What a config says about a model.
+
+    Attributes:
+        adapter: Class of the adapter; `None` if there is none for this model.
+        layers: The layers in groups, ordered by their first layer.
+        vocabulary_size: Columns of the logits; `None` without an adapter.
+        problem: Why the layers are unknown, or why there is no adapter.
+    """
+
+    adapter: str | None = None
+    layers: tuple[LayerGroup, ...] = ()
+    vocabulary_size: int | None = None
+    problem: str | None = None
+
+
+@final
+@attrs.frozen
+class TokenizerSummary:
+    """What a draft model's tokenizer must match.
+
+    Attributes:
+        tokens: Number of ids that have a token.
+        fingerprint: Hash of all tokens and their ids.
+    """
+
+    tokens: int
+    fingerprint: str
+
+
+@final
+@attrs.frozen
+class CheckpointReport:
+    """Description of a checkpoint. Its fields are the keys of `--json`.
+
+    Attributes:
+        path: Where it was found.
+        model_type: Model type in its config.
+        architecture: The model that the config describes; `None` for a head on its own.
+        quantization: Quantisation of the trunk in the config; `None` if there is none.
+        dtypes: Number of the trunk's tensors by dtype on disk.
+        prefix: Prefix of the head's tensor names.
+        head: The head; `None` without one.
+        no_head: Why there is no head.
+        vocabulary_size: Vocabulary size that a draft model must have.
+        tokenizer: Tokenizer that a draft model must have.
+    """
+
+    path: str
+    model_type: str | None
+    architecture: Architecture | None
+    quantization: Mapping[str, object] | None
+    dtypes: Mapping[str, int]
+    prefix: str | None
+    head: HeadSummary | None
+    no_head: str | None
+    vocabulary_size: int | None
+    tokenizer: TokenizerSummary | None
+
+
+def inspect(path: Path, head_path: Path | Literal[False] | None = None) -> CheckpointReport:
+    """Describe a checkpoint without loading weights.
+
+    Args:
+        path: A folder, or a safetensors file.
+        head_path: Where to look for the head instead; `False` to look for none.
+
+    Raises:
+        CheckpointError: A file is damaged or missing.
+    """
+    found = survey(path)
+    config, name = found.config, found.config.get("model_type")
+    trunk = [t for t in found.tensors.values() if strip_prefix(t.name) is None]
+    made, prefix, head, why = None, None, None, None
+    if head_path is False:
+        why = "It was not looked for"
+    else:
+        try:
+            files = find_head(head_path or path)
+            prefix, head = files.prefix, peek_head(files)
+        except HeadNotFoundError as error:
+            why = str(error)
+    if prefix == "":
+        trunk = [t for t in trunk if t not in files.tensors.values()]
+    if path.is_dir() and config and not str(name).endswith("_mtp"):
+        made = architecture(config, path)
+    size = setting(config, "vocab_size")
+    known = made.vocabulary_size if made else None
+    return CheckpointReport(
+        path=str(path),
+        model_type=name if isinstance(name, str) else None,
+        architecture=made,
+        quantization=_quantization(config),
+        dtypes=dict(Counter(tensor.dtype for tensor in trunk).most_common()),
+        prefix=prefix,
+        head=head,
+        no_head=why,
+        vocabulary_size=known or (size if isinstance(size, int) else None),
+        tokenizer=_tokenizer(found.folder / "tokenizer.json") if path.is_dir() else None,
+    )
+
+
+def architecture(config: Mapping[str, object], folder: Path) -> Architecture:
+    """Build mlx-lm's model from a config, and describe it.
+
+    Its arrays are lazy and never evaluated: no weights are read or allocated.
+
+    Raises:
+        CheckpointError: The config asks for an implausible number of layers.
+    """
+    check_layers(config, folder)
+    if config.get("model_file") is not None:
+        return Architecture(problem="the folder brings its own code, which is not run here")
+    try:
+        model_class, args_class = _get_classes(dict(config))
+        # Look for an adapter first: without one the cost of building the model is unknown.
+        factory = factory_for(model_class)
+        stock = cast(StockModel, model_class(args_class.from_dict(deepcopy(dict(config)))))
+        caches = make_prompt_cache(cast(Module, stock))
+    except UnsupportedModelError as error:
+        return Architecture(problem=str(error))
+    except Exception as error:
+        text = " ".join(str(error).split())
+        return Architecture(problem=f"mlx-lm cannot build it: {type(error).__name__}: {text}")
+    adapter, problem = None, None
+    try:
+        adapter = factory(stock, head=None, eos_token_ids=(), vocabulary=None)
+    except UnsupportedModelError as error:
+        problem = str(error)
+    cut = _cut_layers(adapter, len(caches))
+    return Architecture(
+        adapter=None if adapter is None else type(adapter).__name__,
+        layers=_grouped([_describe(*pair) for pair in zip(caches, cut, strict=True)]),
+        vocabulary_size=None if adapter is None else adapter.vocab_size,
+        problem=problem,
+    )
+
+
+def _cut_layers(adapter: SpeculativeModel | None, layers: int) -> list[bool]:
+    """For each layer, whether its cache can be cut within a block.
+
+    Feeds a block of two tokens, unevaluated, and asks the caches. Where that fails the answer is
+    no, since a block can always be rewound as a whole.
+    """
+    no = [False] * layers
+    if adapter is None:
+        return no
+    try:
+        caches = adapter.make_cache()
+        for cache in caches:
+            cache.start_speculation()
+        adapter.forward(mx.zeros((1, 2), dtype=mx.uint32), caches)
+        found = [cache.can_trim(1) for cache in caches]
+    except Exception:
+        return no
+    return found if len(found) == layers else no
+
+
+def _describe(cache: object, can_cut: bool) -> tuple[str, str, bool]:
+    """A cache's kind, how it is rewound, and whether it can be."""
+    try:
+        adopt([cache])
+    except CannotRewindError as error:
+        return type(cache).__name__, f"not possible: {error}", False
+    return _kind(cache), _rewind(cache, can_cut), True
+
+
+def _kind(cache: object) -> str:
+    if isinstance(cache, CacheList):
+        return f"CacheList({', '.join(_kind(member) for member in cache.caches)})"
+    if isinstance(cache, RotatingKVCache):
+        return f"RotatingKVCache({cache.max_size})"
+    return type(cache).__name__
+
+
+def _rewind(cache: object, can_cut: bool) -> str:
+    if isinstance(cache, CacheList):
+        return "; ".join(dict.fromkeys(_rewind(member, can_cut) for member in cache.caches))
+    if isinstance(cache, RotatingKVCache):
+        return WINDOW
+    if isinstance(cache, ArraysCache):
+        return RECORDED if can_cut else BLOCKS
+    return OFFSET
+
+
+def _grouped(found: list[tuple[str, str, bool]]) -> tuple[LayerGroup, ...]:
+    groups: dict[tuple[str, str, bool], list[int]] = {}
+    for index, kind in enumerate(found):
+        groups.setdefault(kind, []).append(index)
+    return tuple(LayerGroup(tuple(indices), *kind) for kind, indices in groups.items())
+
+
+def _quantization(config: Mapping[str, object]) -> Mapping[str, object] | None:
+    for level in (config, section(config, "text_config")):
+        for key in ("quantization", "quantization_config"):
+            if found := section(level, key):
+                return found
+    return None
+
+
+def _tokenizer(path: Path) -> TokenizerSummary | None:
+    if not path.exists():
+        return None
+    described = read_json(path)
+    vocabulary = section(described, "model").get("vocab")
+    if isinstance(vocabulary, dict):
+        ids = dict(vocabulary)
+    elif isinstance(vocabulary, list):
+        pairs = [entry for entry in vocabulary if isinstance(entry, list) and entry]
+        ids = {str(entry[0]): place for place, entry in enumerate(pairs)}
+    else:
+        return None
+    added = described.get("added_tokens")
+    for token in added if isinstance(added, list) else []:
+        if isinstance(token, dict):
+            ids[str(token.get("content"))] = token.get("id")
+    text = json.dumps(sorted(ids.items()), ensure_ascii=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
+    return TokenizerSummary(len(ids), digest)
+
+
+def show(report: CheckpointReport, check: Sequence[str]) -> None:
+    """Print a report: a table in a terminal, aligned lines elsewhere.
+
+    Args:
+        report: The report.
+        check: Lines about the check of the head; empty without one.
+    """
+    rows = list(_rows(report))
+    rows += [("" if place else "check", line) for place, line in enumerate(check)]
+    title, lines = printable(report.path), [(label, printable(text)) for label, text in rows]
+    if sys.stdout.isatty():
+        _show_in_terminal(title, lines)
+        return
+    width = max(len(label) for label, _ in lines)
+    print(title)
+    for label, text in lines:
+        print(f"{label:<{width}}  {text}")
+
+
+def _show_in_terminal(title: str, rows: Sequence[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in rows:
+        # Text from a file must not be read as markup.
+        table.add_row(label, Text(text))
+    console = Console(highlight=False)
+    console.print(Text(title, style="bold"))
+    console.print(table)
+
+
+def _rows(report: CheckpointReport) -> Iterator[Row]:
+    made = report.architecture
+    yield "family", _family(report.model_type, made)
+    if made is not None:
+        if made.problem:
+            yield "", made.problem
+        yield from _layers(made)
+        yield "weights", _weights(report.quantization, report.dtypes)
+    if report.head is None:
+        yield "head", f"none. {report.no_head or ''}".strip()
+    else:
+        yield from _head(report.prefix or "", report.head)
+    yield from _draft_model(report)
+
+
+def _family(model_type: str | None, made: Architecture | None) -> str:
+    name = model_type or "unknown: there is no config.json"
+    if made is None:
+        return f"{name} (a head on its own)"
+    return f"{name} ({made.adapter or 'no adapter'})"
+
+
+def _layers(made: Architecture) -> Iterator[Row]:
+    count = sum(len(group.indices) for group in made.layers)
+    if count:
+        possible = all(group.can_rewind for group in made.layers)
+        yield "layers", f"{count}; caches {'can' if possible else 'cannot'} be rewound"
+    for group in made.layers:
+        yield "", f"{_index_list(group.indices)}: {group.cache}: {group.rewind}"
+
+
+def _index_list(indices: Sequence[int]) -> str:
+    shown = ", ".join(map(str, indices[:MAX_LISTED_LAYERS]))
+    few = len(indices) <= MAX_LISTED_LAYERS
+    return shown if few else f"{shown}, ... ({len(indices)} in all)"
+
+
+def _weights(quantization: Mapping[str, object] | None, dtypes: Mapping[str, int]) -> str:
+    kinds = ", ".join(f"{count} {dtype}" for dtype, count in dtypes.items())
+    if quantization is None:
+        return f"not quantised ({kinds})"
+    special = sum(isinstance(value, dict) for value in quantization.values())
+    named = [f"{k} {v}" for k, v in quantization.items() if not isinstance(v, dict | list)]
+    text = f"quantised: {', '.join(named)}"
+    return f"{text}; {special} modules otherwise ({kinds})" if special else f"{text} ({kinds})"
+
+
+def _head(prefix: str, head: HeadSummary) -> Iterator[Row]:
+    names = f"{prefix}*" if prefix else "names without prefix"
+    yield "head", f"{names} in {', '.join(head.files)}"
+    kinds = [kind if kind == DENSE else f"experts {kind}" for kind in head.experts]
+    size = f"{head.size_bytes / 1e6:,.1f} MB"
+    yield "", f"{head.tensors} tensors, {size}; layers: {', '.join(kinds) or 'none'}"
+    parts = [f"{count} matrices {_packing(packing)}" for packing, count in head.packings]
+    parts += [f"{count} matrices {dtype}" for dtype, count in head.plain.items()]
+    parts += [f"{head.blocks} matrices of scaled 8-bit floats"] if head.blocks else []
+    yield "", "; ".join(parts)
+    if head.leftovers:
+        yield "", f"unknown tensors, not loaded: {', '.join(head.leftovers)}"
+    for place, norm in enumerate(head.norms):
+        stored = "gains" if norm.convention == "gains" else "raw (gains minus one)"
+        text = f"{norm.group}: {stored}; mean {norm.mean:.3g}: {norm.reason}"
+        yield "" if place else "head norms", text
+
+
+def _packing(packing: Quantization) -> str:
+    return f"{packing.mode} {packing.bits} bits, group {packing.group_size}"
+
+
+def _draft_model(report: CheckpointReport) -> Iterator[Row]:
+    size = "unknown" if report.vocabulary_size is None else report.vocabulary_size
+    yield "draft model", f"must have the same vocabulary size, apart from padding: {size}"
+    if report.tokenizer is None:
+        yield "", "must have the same tokenizer; tokenizer.json here does not describe it"
+    else:
+        known = report.tokenizer
+        text = f"{known.tokens} tokens, fingerprint {known.fingerprint}"
+        yield "", f"must have the same tokenizer: {text}"

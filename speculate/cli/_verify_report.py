@@ -1,0 +1,230 @@
+"""The report of `speculate verify`, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, cast, final
+
+import attrs
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from speculate.checkpoints.folder import one_line
+from speculate.cli._console import device, json_safe, printable, versions
+from speculate.errors import CheckpointError
+from speculate.protocols import StockModel
+from speculate.verify import Case, Difference, Result, VerificationTarget
+from speculate.verify.rounding import Outcome, counted
+
+if TYPE_CHECKING:
+    from mlx.nn.layers.base import Module
+
+MAX_SHOWN: Final = 3
+"""Wrong positions of one check that the text report lists."""
+
+
+@final
+@attrs.frozen
+class CheckReport:
+    """A check that was run. Fields of this and the following classes are keys of the JSON report.
+
+    Attributes:
+        check: Name of the check.
+        case: What it was applied to.
+        outcome: Its verdict.
+        compared: Number of comparisons.
+        unit: What was compared.
+        figure: The result in one line.
+        differences: Every difference.
+    """
+
+    check: str
+    case: str
+    outcome: Outcome
+    compared: int
+    unit: str
+    figure: str
+    differences: Sequence[Difference]
+
+    @classmethod
+    def of(cls, case: Case, result: Result) -> CheckReport:
+        """Report a case and its result."""
+        summary, unit = result.summary(), result.unit
+        found = (result.outcome, result.compared, unit, summary, list(result.differences))
+        return cls(case.check, case.name, *found)
+
+
+@final
+@attrs.define
+class ModelReport:
+    """A model with its checks.
+
+    Attributes:
+        name: Name on the command line.
+        about: Properties of the model, by label.
+        noise: Largest difference among mlx-lm's own logits of one sequence, fed in blocks and
+            token by token.
+        planned: Number of checks to run.
+        checks: Checks that were run.
+    """
+
+    name: str
+    about: Mapping[str, str]
+    noise: float
+    planned: int = 0
+    checks: list[CheckReport] = attrs.Factory(list)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst verdict of all checks."""
+        return worst(check.outcome for check in self.checks)
+
+
+@final
+@attrs.define
+class VerificationReport:
+    """A run of the command.
+
+    Attributes:
+        tokens: Tokens of each decoding run.
+        versions: Versions of the software, by name.
+        device: MLX's device, and the system.
+        models: Models that were checked.
+        interrupted: Whether the run was interrupted.
+    """
+
+    tokens: int
+    versions: Mapping[str, str] = attrs.Factory(versions)
+    device: str = attrs.Factory(device)
+    models: list[ModelReport] = attrs.Factory(list)
+    interrupted: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst verdict of all models."""
+        return worst(model.outcome for model in self.models)
+
+
+def describe_model(name: str, draft: str | None, target: VerificationTarget) -> ModelReport:
+    """Describe a loaded model, and measure its rounding.
+
+    Raises:
+        CheckpointError: The model does not run on this machine.
+    """
+    try:
+        noise = target.rounding.noise
+        logits = target.oracle.cold(target.ids(0, 1))
+    except Exception as error:
+        raise CheckpointError(f"{name}: does not run on this machine: {one_line(error)}") from error
+    caches = Counter(type(cache).__name__ for cache in target.oracle.caches())
+    about = {
+        "family": _family(target),
+        "logits": _dtype_name(logits.dtype),
+        "weights": "unknown" if target.oracle.stock is None else _weights(target.oracle.stock),
+        "caches": ", ".join(f"{count} {kind}" for kind, count in caches.items()),
+        "drafts": ", ".join(_drafter(drafter.name, draft) for drafter in target.drafters),
+    }
+    return ModelReport(name, about, noise)
+
+
+def _family(target: VerificationTarget) -> str:
+    """mlx-lm's name of the architecture, and the adapter."""
+    stock, adapter = target.oracle.stock, type(target.model).__name__
+    if stock is None:
+        return f"unknown ({adapter})"
+    return f"{type(stock).__module__.rpartition('.')[2]} ({adapter})"
+
+
+def _weights(stock: StockModel) -> str:
+    """Packings of quantised matrices, and dtypes of all other weights."""
+    module = cast("Module", stock)
+    packings: Counter[str] = Counter()
+    for _, part in module.named_modules():
+        settings = vars(part)
+        if "bits" in settings:
+            mode, bits, group = (settings.get(name) for name in ("mode", "bits", "group_size"))
+            packings[f"{mode} {bits} bits, group {group}"] += 1
+    weights = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
+    dtypes = Counter(
+        _dtype_name(weight.dtype) for _, weight in weights if weight.dtype != mx.uint32
+    )
+    quantised = [f"{count} matrices {kind}" for kind, count in packings.most_common()]
+    return "; ".join([*quantised, ", ".join(dtype for dtype, _ in dtypes.most_common())])
+
+
+def _drafter(name: str, draft: str | None) -> str:
+    return f"{name} ({draft})" if name == "draft" and draft else name
+
+
+def _dtype_name(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The worst of several verdicts; `OK` for none."""
+    found = set(outcomes)
+    return "BUG" if "BUG" in found else "NUMERICS" if "NUMERICS" in found else "OK"
+
+
+def as_json(report: VerificationReport) -> str:
+    """The report as JSON, with every difference."""
+    found = attrs.asdict(report)
+    found["outcome"] = report.outcome
+    return json.dumps(json_safe(found), indent=1, allow_nan=False)
+
+
+def as_text(report: VerificationReport) -> Iterator[str]:
+    """The lines of the text report."""
+    checks = [check for model in report.models for check in model.checks]
+    compared = counted(sum(check.compared for check in checks), "comparisons")
+    differences = counted(sum(len(check.differences) for check in checks), "differences")
+    yield f"speculate verify: {_verdict(report)}"
+    yield f"{differences} in {compared}, {counted(len(checks), 'checks')}"
+    yield ""
+    yield ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    yield report.device
+    for model in report.models:
+        yield ""
+        yield from _model_lines(model)
+    yield ""
+    yield from _footer(report)
+
+
+def _verdict(report: VerificationReport) -> str:
+    outcome: str = report.outcome
+    if report.interrupted:
+        return f"{outcome} so far, interrupted"
+    return outcome
+
+
+def _model_lines(model: ModelReport) -> Iterator[str]:
+    yield printable(model.name)
+    for name, about in model.about.items():
+        yield f"  {name:<9} {printable(about)}"
+    noise = "equal" if model.noise == 0 else f"differ by up to {model.noise:.3g}"
+    yield f"  rounding  mlx-lm's own logits, in blocks and token by token: {noise}"
+    width = max((len(check.case) for check in model.checks), default=0)
+    for check in model.checks:
+        case = printable(f"{check.case:<{width}}")
+        yield f"  {check.outcome:<9} {check.check:<10}  {case}  {check.figure}"
+        # Rounding differences are everywhere if there are any, so their positions say nothing.
+        wrong = [difference for difference in check.differences if difference.kind == "bug"]
+        for difference in wrong[:MAX_SHOWN]:
+            yield f"    {printable(difference.line())}"
+        if len(wrong) > MAX_SHOWN:
+            yield f"    and {len(wrong) - MAX_SHOWN} more"
+    if missing := model.planned - len(model.checks):
+        yield f"  not run: {missing} of {model.planned} checks"
+
+
+def _footer(report: VerificationReport) -> Iterator[str]:
+    if report.outcome == "BUG":
+        yield "This is a BUG: please report it, with everything above."
+    elif report.outcome == "NUMERICS":
+        yield "Nothing is wrong: all differences are within rounding on this machine."
+    yield (
+        f"Each run decoded {report.tokens} tokens: --tokens {8 * report.tokens} checks longer "
+        "sequences and takes longer."
+    )

@@ -1,1 +1,0 @@
-"""`speculate bench`: what this machine, this model and these proposers make of speculation."""

@@ -1,0 +1,210 @@
+"""`speculate convert` writes a model with its head; `speculate extract-head` a head alone."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from speculate.cli._arguments import MODEL_HELP, Command, add_required_head
+from speculate.cli._console import progress_bars, spinner
+from speculate.cli._models import find_checkpoint
+
+if TYPE_CHECKING:
+    from speculate.checkpoints import HeadFiles, HeadTensors
+    from speculate.checkpoints.convert import Conversion
+    from speculate.cli._console import ProgressBars
+
+BITS: Final = (2, 3, 4, 5, 6, 8)
+"""Supported bits a weight."""
+
+CONVERT_GROUP_SIZES: Final = (16, 32, 64, 128)
+"""Numbers of weights that share a scale, in any of `MODES`."""
+
+AFFINE_GROUP_SIZES: Final = (32, 64, 128)
+"""Numbers of weights that share a scale, in mode affine."""
+
+DEFAULT_GROUP_SIZE: Final = 64
+"""Weights that share a scale if `extract-head --quantize` names only bits."""
+
+MODES: Final = ("affine", "mxfp4", "nvfp4", "mxfp8")
+"""Quantisation modes of MLX."""
+
+DTYPES: Final = ("float16", "bfloat16", "float32")
+"""Dtypes for weights that are not quantised."""
+
+
+def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `convert`, named as in mlx-lm."""
+    add = parser.add_argument
+    add("hf_path", metavar="HF_PATH", help=f"the model to convert: {MODEL_HELP}")
+    add("mlx_path", type=Path, metavar="OUT", help="the folder to write")
+    add_required_head(parser)
+    add("--quantize", "-q", action="store_true", help="quantise the model and its head")
+    add("--q-bits", type=int, choices=BITS, help="bits a weight")
+    add(
+        "--q-group-size",
+        type=int,
+        choices=CONVERT_GROUP_SIZES,
+        help="weights that share a scale",
+    )
+    add("--q-mode", choices=MODES, default="affine", help="(default: %(default)s)")
+    add("--dtype", choices=DTYPES, help="dtype of other weights (default: unchanged)")
+    add("--dequantize", "-d", action="store_true", help="dequantise a quantised model")
+    add("--revision", help="branch, tag or commit of the repository")
+    add(
+        "--trust-remote-code",
+        action="store_true",
+        help="run Python code that comes with the model",
+    )
+    add("--force", action="store_true", help="replace an existing model folder")
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    """Write the converted model with its head."""
+    from speculate.checkpoints import find_head, load_trunk, read_head
+    from speculate.checkpoints.convert import HEAD_FILE, convert
+    from speculate.checkpoints.export import check_apart, check_free, new_folder
+    from speculate.checkpoints.folder import explained
+    from speculate.loading import check_folder
+    from speculate.models.mtp import build_head
+
+    conversion, target = _conversion(args), args.mlx_path
+    check_free(target, replace=args.force)
+    source = find_checkpoint(args.hf_path, args.revision)
+    head_source = find_checkpoint(args.head, head_only=True) if args.head else source
+    for place in (source, head_source):
+        check_apart(target, place)
+    check_folder(source, None)
+    files = find_head(head_source)
+    with new_folder(target, replace=args.force) as folder, spinner("Converting ..."):
+        with explained(source, "mlx-lm cannot convert it"), redirect_stdout(StringIO()):
+            stock, config = load_trunk(source, lazy=True, trust_remote_code=args.trust_remote_code)
+            head = read_head(files)
+            # Fails if the head does not fit the model, before gigabytes are written.
+            build_head(stock, head)
+            convert(stock, config, head, conversion, source, folder)
+        find_head(folder)
+    print(f"{target}: converted, its head in {HEAD_FILE}")
+    return 0
+
+
+def _conversion(args: argparse.Namespace) -> Conversion:
+    from speculate.checkpoints.convert import Conversion
+
+    return Conversion(
+        quantize=args.quantize,
+        bits=args.q_bits,
+        group_size=args.q_group_size,
+        mode=args.q_mode,
+        dtype=args.dtype,
+        dequantize=args.dequantize,
+    )
+
+
+def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `extract-head`."""
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help=f"where the head is: {MODEL_HELP}")
+    add("--output", "-o", type=Path, required=True, metavar="DIR", help="the folder to write")
+    add(
+        "--quantize",
+        type=parse_packing,
+        metavar="BITS,GROUP",
+        help="quantise the matrices, routers to 8 bits (default: unchanged)",
+    )
+    add("--force", action="store_true", help="replace an existing model folder")
+
+
+def parse_packing(text: str) -> tuple[int, int]:
+    """Bits and group size of `--quantize`."""
+    bits, _, group = text.partition(",")
+    try:
+        found = int(bits), int(group or DEFAULT_GROUP_SIZE)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be like 4,64, got {text!r}") from None
+    if found[0] not in BITS or found[1] not in AFFINE_GROUP_SIZES:
+        raise argparse.ArgumentTypeError(
+            f"bits must be in {BITS} and the group in {AFFINE_GROUP_SIZES}, got {text!r}"
+        )
+    return found
+
+
+def run_extract(args: argparse.Namespace) -> int:
+    """Write the head as a checkpoint of its own."""
+    from speculate.checkpoints import find_head
+    from speculate.checkpoints.export import (
+        check_apart,
+        check_free,
+        copy_tokenizer,
+        drafter_config,
+        new_folder,
+        write_drafter,
+    )
+    from speculate.checkpoints.folder import explained
+
+    target: Path = args.output
+    check_free(target, replace=args.force)
+    source = find_checkpoint(args.source, head_only=True)
+    check_apart(target, source)
+    files = find_head(source)
+    with (
+        new_folder(target, replace=args.force) as folder,
+        explained(source, "its head cannot be extracted"),
+        progress_bars() as shown,
+    ):
+        head = _read_head(files, args.quantize, shown)
+        config = drafter_config(files, head)
+        writing = shown.add("Writing", 1)
+        copy_tokenizer(files.folder, folder)
+        write_drafter(folder, head, config)
+        writing.advance()
+    print(f"{target}: {_head_summary(head)}")
+    return 0
+
+
+def _read_head(
+    files: HeadFiles, packing: tuple[int, int] | None, shown: ProgressBars
+) -> HeadTensors:
+    from speculate.checkpoints import Quantization, read_head
+    from speculate.checkpoints.convert import (
+        as_trunks,
+        dequantize_head,
+        plain_matrices,
+        quantize_head,
+    )
+
+    size = sum(tensor.end - tensor.begin for tensor in files.tensors.values())
+    reading = shown.add("Reading", size)
+    head = read_head(files, done=reading.advance)
+    reading.advance_to(size)
+    if packing is None:
+        return head
+    choose = as_trunks(Quantization(*packing, mode="affine"))
+    plain = dequantize_head(head, keep=choose)
+    quantizing = shown.add("Quantising", len(plain_matrices(plain)))
+    return quantize_head(plain, choose, done=lambda _: quantizing.advance())
+
+
+def _head_summary(head: HeadTensors) -> str:
+    size = sum(array.nbytes for array in head.weights.values())
+    raw = any(decision.convention == "raw" for decision in head.norms)
+    norms = ", norms converted to gains" if raw else ""
+    return f"{len(head.weights)} tensors, {size / 1e6:.1f} MB{norms}"
+
+
+CONVERT: Final[Command] = Command(
+    summary="Convert a model as mlx_lm.convert does, and keep its MTP head.",
+    example="speculate convert hybrid hybrid-plain --dequantize",
+    add_arguments=add_convert_arguments,
+    run=run_convert,
+)
+
+EXTRACT_HEAD: Final[Command] = Command(
+    summary="Write a model's MTP head into a folder of its own, as heads are published.",
+    example="speculate extract-head hybrid --output hybrid-mtp --quantize 4,64",
+    add_arguments=add_extract_arguments,
+    run=run_extract,
+)

@@ -1,1 +1,0 @@
-"""What a run did, while it does it: for people, and for other programs."""

@@ -1,1 +1,0 @@
-"""`speculate verify`: the promise, checked on the user's own machine."""

@@ -1,0 +1,245 @@
+"""The list of checks, and those of the model itself: forwards, and rewinds of its caches."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, final
+
+import attrs
+import mlx.core as mx
+
+from speculate.decoding.window import speculation
+from speculate.sampling.options import Sampling
+from speculate.verify.decoding_checks import (
+    AUDITED_DEPTH,
+    DEPTHS,
+    check_acceptance,
+    check_adaptive_sequence,
+    check_seed,
+    check_sequence,
+    check_stock_sequence,
+    coupled_sampling,
+)
+from speculate.verify.oracle import CHUNK, token_row
+from speculate.verify.rounding import Difference, Result, Rounding
+from speculate.verify.target import BEYOND_WINDOWS, VerificationTarget
+
+FORWARD_WIDTHS: Final = (1, 2, 3, 9, 4, 1, 1, 5, 6)
+"""Widths, in tokens, of the blocks that the forward check feeds after the prompt."""
+
+WIDTHS: Final = range(1, 10)
+"""Widths, in tokens, of the blocks that a walk rewinds."""
+
+CUTS: Final = [(width, kept) for width in WIDTHS for kept in range(width + 1)]
+"""Every (block width, tokens kept) pair."""
+
+WALK_START: Final = 3
+"""Tokens before the first block of a walk from the start."""
+
+WALK_LENGTH: Final = sum(kept + 1 for _, kept in CUTS)
+"""Tokens that a walk adds to the sequence."""
+
+NO_ROUNDING: Final = Rounding()
+"""For blocks of the same width: they round alike on every device."""
+
+Tail = Callable[[int, int], list[int]]
+"""`tail(position, count)` gives the tokens that a walk rejects."""
+
+
+@final
+@attrs.frozen
+class Case:
+    """A check with its arguments.
+
+    Attributes:
+        check: Name of the check.
+        name: What it is applied to.
+    """
+
+    check: str
+    name: str
+    _make: Callable[[], Result]
+
+    def run(self) -> Result:
+        """Run the check. An exception of the model or of a proposer is reported as a bug."""
+        try:
+            return self._make()
+        except Exception as error:
+            detail = f"raised {type(error).__name__}: {error}"
+            return Result(1, "runs", [Difference(0, math.inf, None, "bug", detail)])
+
+
+@final
+@attrs.frozen(eq=False)
+class Step:
+    """One step of a walk: a block of which some tokens were kept, and the next token.
+
+    Attributes:
+        position: Position of the first row in the sequence.
+        rows: Logits of the kept tokens and of the token after them, `(kept + 1, vocabulary)`.
+        what: The step in words.
+    """
+
+    position: int
+    rows: mx.array
+    what: str
+
+
+def cases(target: VerificationTarget) -> list[Case]:
+    """Every check that applies to a model and its drafters, in the order of a report."""
+    return [
+        *_model_cases(target),
+        *_sequence_cases(target),
+        *_acceptance_cases(target),
+        # Uses another seed than the sequences.
+        Case(
+            "seed",
+            f"{target.seed + 1}: off, each proposer, alternating",
+            partial(check_seed, target, target.seed + 1),
+        ),
+    ]
+
+
+def check_block_forward(target: VerificationTarget) -> Result:
+    """Compare the adapter with mlx-lm's model on the same blocks, both on mlx-lm's caches."""
+    ours, theirs = target.oracle.caches(), target.oracle.caches()
+    differences: list[Difference] = []
+    start = 0
+    for width in (len(target.prompt), *FORWARD_WIDTHS):
+        ids = target.ids(start, start + width)
+        found = target.model.forward(token_row(ids), ours).logits[0]
+        expected = target.oracle.feed(ids, theirs)
+        differences += NO_ROUNDING.compare(found, expected, start, f"a block of {width}")
+        start += width
+    return Result(start, "rows", differences)
+
+
+def check_prefill_forward(target: VerificationTarget) -> Result:
+    """Compare a cold prefill of the adapter on its own caches with one of mlx-lm's model."""
+    ids = target.prompt
+    found = target.model.forward(token_row(ids), target.model.make_cache()).logits[0]
+    differences = NO_ROUNDING.compare(found, target.oracle.cold(ids), 0, "a cold prefill")
+    return Result(len(ids), "rows", differences)
+
+
+def check_tails(target: VerificationTarget) -> Result:
+    """Compare two walks that reject different tokens: kept and following logits must be equal."""
+    rows, differences = 0, list[Difference]()
+    for start in walk_starts(target):
+        tails = (_shifted_tail(target), _random_tail(target))
+        one, other = (walk(target, start, tail) for tail in tails)
+        for step, same in zip(one, other, strict=True):
+            rows += step.rows.shape[0]
+            differences += target.rounding.compare(same.rows, step.rows, step.position, step.what)
+    return Result(rows, "rows", differences)
+
+
+def check_rewind(target: VerificationTarget) -> Result:
+    """Compare a walk with a cold prefill of the same sequence by mlx-lm's model."""
+    rows, differences = 0, list[Difference]()
+    for start in walk_starts(target):
+        ids, found = target.ids(0, start + WALK_LENGTH), list[Difference]()
+        expected = target.oracle.cold(ids, start)
+        for step in walk(target, start, _shifted_tail(target)):
+            first, count = step.position - start, step.rows.shape[0]
+            rows += count
+            found += target.rounding.compare(
+                step.rows, expected[first : first + count], step.position, step.what
+            )
+        differences += target.recheck(found, ids, start, start)
+    filled = (walk_starts(target)[-1] + WALK_LENGTH) / target.window if target.window else 0
+    note = f"up to {filled:.1f} windows of {target.window}" if target.window else ""
+    return Result(rows, "rows", differences, note)
+
+
+def walk(target: VerificationTarget, start: int, tail: Tail) -> Iterator[Step]:
+    """Feed the sequence in blocks of every width, and keep every possible number of tokens.
+
+    Args:
+        target: The model.
+        start: Number of tokens to prefill.
+        tail: Gives the rejected tokens that follow the kept ones in each block.
+    """
+    model, caches = target.model, target.model.make_cache()
+    for position in range(0, start, CHUNK):
+        model.forward(token_row(target.ids(position, min(position + CHUNK, start))), caches)
+        mx.eval([cache.arrays() for cache in caches])
+    with speculation(caches) as window:
+        for width, kept in CUTS:
+            right, stop = target.ids(start, start + kept), start + kept
+            fed = token_row([*right, *tail(stop, width - kept)])
+            block = model.forward(fed, caches).logits[0]
+            window.keep(kept)
+            after = model.forward(token_row(target.ids(stop, stop + 1)), caches).logits[0]
+            window.keep(1)
+            rows = mx.concatenate([block[:kept], after])
+            mx.eval(rows)
+            yield Step(start, rows, f"{kept} kept of a block of {width}")
+            start = stop + 1
+
+
+def walk_starts(target: VerificationTarget) -> list[int]:
+    """Positions at which walks start.
+
+    One walk starts near the beginning. Where it ends before two sliding windows are full, one
+    more crosses the end of the first window and one starts after the second.
+    """
+    window = target.window
+    if 2 * window + BEYOND_WINDOWS < WALK_START + WALK_LENGTH:
+        return [WALK_START]
+    middle = max(WALK_START, window - WALK_LENGTH // 2)
+    return sorted({WALK_START, middle, 2 * window + BEYOND_WINDOWS})
+
+
+def _shifted_tail(target: VerificationTarget) -> Tail:
+    """The true tokens, each off by one."""
+
+    def tail(position: int, count: int) -> list[int]:
+        ids = target.ids(position, position + count)
+        return [(id_ + 1) % target.model.vocab_size for id_ in ids]
+
+    return tail
+
+
+def _random_tail(target: VerificationTarget) -> Tail:
+    """Random tokens."""
+    dice = random.Random(target.seed)
+    size = target.model.vocab_size
+    return lambda position, count: [dice.randrange(size) for _ in range(count)]
+
+
+def _model_cases(target: VerificationTarget) -> Iterator[Case]:
+    if target.oracle.stock is not None:
+        yield Case("forward", "blocks, mlx-lm's caches", partial(check_block_forward, target))
+        yield Case(
+            "forward", "cold prefill, rewindable caches", partial(check_prefill_forward, target)
+        )
+    yield Case("tails", "two rejected tails per cut", partial(check_tails, target))
+    widths = f"blocks of {WIDTHS[0]} to {WIDTHS[-1]}, every cut"
+    yield Case("rewind", widths, partial(check_rewind, target))
+
+
+def _sequence_cases(target: VerificationTarget) -> Iterator[Case]:
+    if target.oracle.stock is not None:
+        yield Case("sequence", "mlx-lm, greedy", partial(check_stock_sequence, target, Sampling()))
+    for mode, sampling in _modes(target):
+        for drafter in target.drafters:
+            name = f"{drafter.name}, depth {DEPTHS[0]} to {DEPTHS[-1]}, {mode}"
+            yield Case("sequence", name, partial(check_sequence, target, drafter, sampling))
+        if target.drafters:
+            adaptive = partial(check_adaptive_sequence, target, sampling)
+            yield Case("sequence", f"adaptive, {mode}", adaptive)
+
+
+def _acceptance_cases(target: VerificationTarget) -> Iterator[Case]:
+    for mode, sampling in _modes(target):
+        for drafter in target.drafters:
+            make = partial(check_acceptance, target, drafter, sampling)
+            yield Case("acceptance", f"{drafter.name}, depth {AUDITED_DEPTH}, {mode}", make)
+
+
+def _modes(target: VerificationTarget) -> list[tuple[str, Sampling]]:
+    return [("greedy", Sampling()), ("coupled", coupled_sampling(target.seed))]

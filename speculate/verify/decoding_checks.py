@@ -1,0 +1,307 @@
+"""Checks of decoding with drafts: emitted sequences, seeds, and acceptance of drafts."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Final, cast, final
+
+import attrs
+import mlx.core as mx
+
+from speculate.decoding.decoder import Decoder
+from speculate.protocols import Choice, Choose, Plan, Proposer, Round, Strategy
+from speculate.sampling.acceptance import Coupled, Greedy
+from speculate.sampling.filters import Distribution
+from speculate.sampling.options import Sampling
+from speculate.strategies.adaptive import Adaptive
+from speculate.strategies.fixed import Fixed, Off
+from speculate.verify.drafters import Drafter, RecordedDraft, RecordingProposer
+from speculate.verify.oracle import ReferenceSequence, reference_token
+from speculate.verify.rounding import Difference, Kind, Result, Rounding
+from speculate.verify.target import VerificationTarget
+
+DEPTHS: Final = (1, 2, 3, 4, 5)
+"""Draft depths, in tokens, at which a proposer's sequence is checked."""
+
+TEMPERATURE: Final = 0.8
+"""Temperature of sampled runs."""
+
+MAX_DIFFERENCES: Final = 16
+"""Differences in one sequence after which it is not decoded further."""
+
+ROTATED_NOISE: Final = 1e-4
+"""Rounding of mlx-lm's single steps once a sliding window has wrapped, as a fraction of the largest
+logit. mlx-lm then stores the rows of the window in another order."""
+
+SEED_DEPTHS: Final = (4, 0, 1, 2, 7)
+"""Depths that the seed check alternates between; 0 is a round without a draft."""
+
+AUDITED_DEPTH: Final = 4
+"""Draft depth, in tokens, at which acceptance is checked."""
+
+SIGMAS: Final = 3.0
+"""Standard deviations by which the number of accepted drafts may differ where blocks round."""
+
+
+def coupled_sampling(seed: int) -> Sampling:
+    """Options of sampled runs.
+
+    Without filters: near the edge of one, rounding could do more than swap two tokens.
+    """
+    return Sampling(temperature=TEMPERATURE, seed=seed)
+
+
+def check_sequence(
+    target: VerificationTarget,
+    drafter: Drafter,
+    sampling: Sampling,
+    depths: Sequence[int] = DEPTHS,
+) -> Result:
+    """Compare decoding with one proposer, at several depths, with plain decoding."""
+    reference, compared, differences = target.reference(sampling), 0, list[Difference]()
+    for depth in depths:
+        strategy, how = Fixed(drafter.make(), depth), f"{drafter.name}, depth {depth}"
+        count, found = compare_decoding(target, reference, strategy, how)
+        compared += count
+        differences += found
+    return Result(compared, "tokens", differences)
+
+
+def check_adaptive_sequence(target: VerificationTarget, sampling: Sampling) -> Result:
+    """Compare decoding with `Adaptive`, all proposers and fixed costs, with plain decoding."""
+    proposers = [drafter.make() for drafter in target.drafters]
+    strategy, reference = Adaptive(*proposers, clock="fixed"), target.reference(sampling)
+    compared, differences = compare_decoding(target, reference, strategy, "adaptive")
+    return Result(compared, "tokens", differences)
+
+
+def check_stock_sequence(target: VerificationTarget, sampling: Sampling) -> Result:
+    """Compare plain decoding with mlx-lm's model, fed the same sequence token by token."""
+    reference, oracle = target.reference(sampling), target.oracle
+    caches, differences = oracle.caches(), list[Difference]()
+    oracle.feed(reference.prompt[:-1], caches)
+    fed = [reference.prompt[-1], *reference.ids[:-1]]
+    for index, token in enumerate(fed):
+        logits = oracle.feed([token], caches)
+        position = len(reference.prompt) + index
+        found, expected = reference_token(logits, sampling, position), reference.tokens[index]
+        if found.token != expected.token:
+            rounding = _single_step_rounding(target, logits)
+            differences.append(expected.difference(position, found.token, rounding, "mlx-lm"))
+    return Result(len(fed), "tokens", _rechecked(target, reference, differences))
+
+
+def check_seed(target: VerificationTarget, seed: int) -> Result:
+    """Compare sampled runs of one seed: off, with each proposer, alternating, from the middle.
+
+    An implementation that draws from a shared random state gives another sequence each time.
+    """
+    reference = target.reference(coupled_sampling(seed))
+    compared, differences = 0, list[Difference]()
+    for how, start, strategy in _seed_runs(target, seed):
+        count, found = compare_decoding(target, reference, strategy, how, start)
+        compared += count
+        differences += found
+    return Result(compared, "tokens", differences)
+
+
+def check_acceptance(
+    target: VerificationTarget, drafter: Drafter, sampling: Sampling, depth: int = AUDITED_DEPTH
+) -> Result:
+    """Decode a sequence, and recompute each of its drafts from the sequence alone.
+
+    A proposer out of step with the sequence changes no token but lowers acceptance, and no other
+    check shows that. Where blocks round like single rows, all drafts must be equal. Elsewhere the
+    number of accepted drafts must agree within 3 standard deviations.
+    """
+    rounds = audit(target, drafter, sampling, depth)
+    drafted = sum(len(one.drafted) for one in rounds)
+    accepted = sum(one.accepted for one in rounds)
+    expected = sum(one.expected_accepted for one in rounds)
+    close = abs(accepted - expected) <= _tolerance(target, expected, drafted)
+    wrong = [one for one in rounds if not one.equal]
+    differences = [one.difference("numerics" if close else "bug") for one in wrong]
+    note = f"{accepted} of {drafted} drafts accepted, {expected} expected"
+    return Result(len(rounds), "rounds", differences, note)
+
+
+def compare_decoding(
+    target: VerificationTarget,
+    reference: ReferenceSequence,
+    strategy: Strategy,
+    how: str,
+    start: int = 0,
+) -> tuple[int, list[Difference]]:
+    """Decode a sequence, and compare it token by token.
+
+    After a difference, and after an end-of-sequence id, decoding restarts from the reference. So
+    every difference counts, and not only the first one.
+
+    Args:
+        target: The model.
+        reference: The expected sequence.
+        strategy: Decides which proposer drafts and how much.
+        how: The strategy in words, for reports.
+        start: Number of reference tokens to take as part of the prompt.
+
+    Returns:
+        Number of compared tokens, and the differences.
+    """
+    decoder = Decoder(target.model, strategy, reference.sampling)
+    done, found = start, list[Difference]()
+    while done < len(reference.tokens) and len(found) < MAX_DIFFERENCES:
+        prompt = [*reference.prompt, *reference.ids[:done]]
+        with closing(decoder.generate(prompt, len(reference.tokens) - done)) as tokens:
+            for token in tokens:
+                expected, position = reference.tokens[done], len(reference.prompt) + done
+                done += 1
+                if token.id != expected.token:
+                    found.append(expected.difference(position, token.id, target.rounding, how))
+                    break
+    return done - start, _rechecked(target, reference, found)
+
+
+@final
+@attrs.frozen
+class AuditedRound:
+    """A round with a draft, and the draft recomputed.
+
+    Attributes:
+        position: Number of tokens before the draft.
+        drafted: Ids that the proposer drafted in the run.
+        accepted: How many of them were accepted.
+        expected: Ids of the draft recomputed from the sequence alone.
+        expected_accepted: How many of those would have been accepted.
+    """
+
+    position: int
+    drafted: Sequence[int]
+    accepted: int
+    expected: Sequence[int]
+    expected_accepted: int
+
+    @property
+    def equal(self) -> bool:
+        """Whether drafts and acceptance agree."""
+        return (self.drafted, self.accepted) == (self.expected, self.expected_accepted)
+
+    def difference(self, kind: Kind) -> Difference:
+        """Describe that they do not agree."""
+        apart = abs(self.accepted - self.expected_accepted)
+        counts = f"{self.accepted} and {self.expected_accepted} accepted"
+        detail = f"drafted {list(self.drafted)}, expected {list(self.expected)}: {counts}"
+        return Difference(self.position, apart, None, kind, detail)
+
+
+def audit(
+    target: VerificationTarget, drafter: Drafter, sampling: Sampling, depth: int
+) -> list[AuditedRound]:
+    """Decode with a proposer, and recompute the draft of every round."""
+    ids, rounds, drafts = _decoded(target, drafter, sampling, depth)
+    redraft, audited = drafter.offline(target.model, ids), []
+    for round, draft in zip(rounds, drafts, strict=True):
+        start = round.context
+        expected = redraft(start, draft.limit, _draft_sampler(sampling, start))
+        # Drafts after the end of the sequence were never verified.
+        most = round.emitted if round.cut else round.drafted
+        accepted = min(most, _accepted_prefix(expected, ids[start:]))
+        audited.append(AuditedRound(start, draft.ids(), round.accepted, expected, accepted))
+    return audited
+
+
+@final
+class AlternatingStrategy:
+    """A strategy that picks a proposer and a depth at random in every round.
+
+    Args:
+        proposers: At least one.
+        seed: Seed of the choices.
+    """
+
+    def __init__(self, proposers: Sequence[Proposer], seed: int) -> None:
+        self._proposers = list(proposers)
+        self._dice = random.Random(seed)
+
+    @property
+    def proposers(self) -> Sequence[Proposer]:
+        return self._proposers
+
+    def plan(self, remaining: int | None, /) -> Plan:
+        proposer, depth = self._dice.choice(self._proposers), self._dice.choice(SEED_DEPTHS)
+        return Plan(proposer, depth) if depth else Plan()
+
+    def observe(self, round: Round, /) -> None:
+        """Learns nothing."""
+
+
+def _seed_runs(target: VerificationTarget, seed: int) -> Iterator[tuple[str, int, Strategy]]:
+    """Runs of the seed check: in words, first reference token to decode, strategy."""
+    yield "off", 0, Off()
+    for drafter in target.drafters:
+        yield f"{drafter.name}, depth 4", 0, Fixed(drafter.make(), 4)
+    yield "alternating", 0, _alternating(target, seed)
+    yield "alternating, from the middle", target.tokens // 2, _alternating(target, seed + 1)
+    yield "off, again", 0, Off()
+
+
+def _alternating(target: VerificationTarget, seed: int) -> Strategy:
+    proposers = [drafter.make() for drafter in target.drafters]
+    return AlternatingStrategy(proposers, seed) if proposers else Off()
+
+
+def _rechecked(
+    target: VerificationTarget, reference: ReferenceSequence, found: Sequence[Difference]
+) -> list[Difference]:
+    """Recheck differences of tokens: each was chosen by the logits of the token before it."""
+    ids, first = [*reference.prompt, *reference.ids[:-1]], len(reference.prompt) - 1
+    return target.recheck(found, ids, first, first + 1)
+
+
+def _single_step_rounding(target: VerificationTarget, logits: mx.array) -> Rounding:
+    """Rounding of single steps by mlx-lm's model."""
+    if not target.window:
+        return target.rounding
+    largest = cast(float, mx.abs(logits).max().item())
+    return Rounding(max(target.rounding.noise, ROTATED_NOISE * largest))
+
+
+def _tolerance(target: VerificationTarget, accepted: int, drafted: int) -> float:
+    """By how much accepted drafts may differ in total; negative where no draft may differ."""
+    if target.rounding.noise == 0:
+        return -1.0
+    # Laplace's rule of succession: with few drafts, none or all accepted is no certainty.
+    rate = (accepted + 1) / (drafted + 2)
+    return SIGMAS * math.sqrt(drafted * rate * (1 - rate))
+
+
+def _decoded(
+    target: VerificationTarget, drafter: Drafter, sampling: Sampling, depth: int
+) -> tuple[list[int], list[Round], list[RecordedDraft]]:
+    """Decode past end-of-sequence ids: prompt and tokens, rounds with a draft, their drafts."""
+    rounds, proposer = list[Round](), RecordingProposer(drafter.make())
+    decoder = Decoder(target.model, Fixed(proposer, depth), sampling, observer=rounds.append)
+    ids = [*target.prompt]
+    while (left := len(target.prompt) + target.tokens - len(ids)) > 0:
+        ids += [token.id for token in decoder.generate(ids, left)]
+    return ids, [round for round in rounds if round.drafted], proposer.drafts
+
+
+def _accepted_prefix(drafts: Sequence[int], ids: Sequence[int]) -> int:
+    """Number of drafts before the first wrong one."""
+    wrong = (n for n, (a, b) in enumerate(zip(drafts, ids, strict=False)) if a != b)
+    return next(wrong, min(len(drafts), len(ids)))
+
+
+def _draft_sampler(sampling: Sampling, start: int) -> Choose:
+    """Samples the drafts that follow `start` tokens."""
+    chooser = (
+        Coupled(Distribution(sampling, sampling.seed or 0)) if sampling.temperature else Greedy()
+    )
+
+    def choose(logits: mx.array, index: int) -> Choice:
+        return chooser.choose(logits, start + index)
+
+    return choose

@@ -1,0 +1,235 @@
+"""Expected logits and tokens, computed without rewinding anything."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import Final, cast, final
+
+import attrs
+import mlx.core as mx
+
+from speculate.protocols import SpeculativeModel, StockModel
+from speculate.sampling.acceptance import TOKEN_STREAM
+from speculate.sampling.filters import Distribution
+from speculate.sampling.noise import gumbel, key
+from speculate.sampling.options import Sampling
+from speculate.verify.rounding import Difference, Rounding, row_differences, ulp
+
+CHUNK: Final = 2048
+"""Tokens fed at once where the logits are not needed."""
+
+NOISE_WIDTHS: Final = (1, 2, 3, 5, 9)
+"""Block widths, in tokens, whose rounding is compared."""
+
+RANDOM_SPLITS: Final = 6
+"""Random splits into blocks that a recheck feeds, besides those of `NOISE_WIDTHS`."""
+
+SPLIT_CONTEXT: Final = 64
+"""Tokens before the first compared one that a random split also feeds in blocks."""
+
+SCORED_TOKENS: Final = 64
+"""Candidates kept for each position. Rounding does not pick a token that ranks lower."""
+
+
+@final
+class Oracle:
+    """Computes logits from fresh caches with mlx-lm's model, or with the adapter if there is none.
+
+    Args:
+        model: Adapter that makes the caches.
+        stock: mlx-lm's model that the adapter drives; `None` to use the adapter.
+    """
+
+    def __init__(self, model: SpeculativeModel, stock: StockModel | None) -> None:
+        self._model = model
+        self.stock = stock
+
+    def caches(self) -> list[object]:
+        """Empty caches, of mlx-lm's own types if its model is known."""
+        made = self._model.make_cache()
+        return [*made] if self.stock is None else [cache.hand_back() for cache in made]
+
+    def feed(self, ids: Sequence[int], caches: list[object]) -> mx.array:
+        """Unevaluated logits of one block, `(T, vocabulary)`."""
+        tokens = token_row(ids)
+        if self.stock is None:
+            return self._model.forward(tokens, caches).logits[0]
+        return self.stock(tokens, cache=caches)[0]
+
+    def cold(self, ids: Sequence[int], first: int = 0) -> mx.array:
+        """Logits of a cold prefill from token `first` on, `(T - first, vocabulary)`."""
+        return self.blocks(ids, [len(ids) - first], first)
+
+    def blocks(self, ids: Sequence[int], widths: Sequence[int], first: int = 0) -> mx.array:
+        """Logits of a sequence from token `first` on: a prefill, then blocks.
+
+        Args:
+            ids: The sequence.
+            widths: Widths of the blocks in tokens, repeated as often as needed.
+            first: Number of prefill tokens.
+
+        Returns:
+            Evaluated logits, `(T - first, vocabulary)`.
+        """
+        caches, rows = self.caches(), list[mx.array]()
+        for start in range(0, first, CHUNK):
+            # These logits are never evaluated, and so never computed.
+            self.feed(ids[start : min(start + CHUNK, first)], caches)
+        start, sizes = first, cycle(widths)
+        while start < len(ids):
+            rows.append(self.feed(ids[start : start + next(sizes)], caches))
+            start += rows[-1].shape[0]
+            mx.eval(rows[-1])
+        return mx.concatenate(rows)
+
+    def noise(self, ids: Sequence[int], window: int) -> float:
+        """Largest difference among logits of one sequence fed at once, in blocks and in steps.
+
+        Args:
+            ids: The sequence.
+            window: Rows of a sliding window; 0 without one. Once the window has wrapped, mlx-lm
+                stores its rows in another order after single steps. That difference does not
+                come from the width of the block, so single steps stop at the window.
+        """
+        whole = self.cold(ids)
+        worst = 0.0
+        for width in NOISE_WIDTHS:
+            length = min(len(ids), window) if window and width == 1 else len(ids)
+            found = self.blocks(ids[:length], [width])
+            worst = max(worst, *row_differences(found, whole[:length]))
+        return worst
+
+    def spread(self, ids: Sequence[int], first: int) -> list[float]:
+        """Largest difference at each position among logits of one sequence fed in a dozen ways.
+
+        Single steps over a wrapped window count here: the same rows in another order only sum
+        up differently.
+
+        Args:
+            ids: The sequence.
+            first: Index of the first token whose logits are measured.
+        """
+        low = high = self.cold(ids, first)
+        for prefill, widths in _splits(first):
+            rows = self.blocks(ids, widths, prefill)[first - prefill :]
+            low, high = mx.minimum(low, rows), mx.maximum(high, rows)
+            mx.eval(low, high)
+        return row_differences(high, low)
+
+
+@final
+@attrs.frozen
+class ReferenceToken:
+    """The token that plain decoding emits at one position, and the scores of its competitors.
+
+    Attributes:
+        token: The emitted id.
+        scores: Score of each leading candidate, and the ULP of the logit it was computed from.
+            Both are on the scale of logits.
+    """
+
+    token: int
+    scores: Mapping[int, tuple[float, float]]
+
+    def difference(self, position: int, found: int, rounding: Rounding, how: str) -> Difference:
+        """Describe that another token was emitted here.
+
+        Args:
+            position: Position in the sequence.
+            found: The other token.
+            rounding: Decides whether rounding explains it.
+            how: How the other token was decoded, for reports.
+        """
+        detail = f"{how}: token {found} instead of {self.token}"
+        if found not in self.scores:
+            return Difference(position, math.inf, None, "bug", detail)
+        (best, unit), (other, its_unit) = self.scores[self.token], self.scores[found]
+        size, unit = best - other, max(unit, its_unit)
+        return Difference(position, size, size / unit, rounding.kind(size, unit), detail)
+
+
+@final
+class ReferenceSequence:
+    """A sequence decoded token by token, past end-of-sequence ids.
+
+    Uses a prefill and single forwards instead of a `Decoder`, so that the two share no mistake.
+
+    Args:
+        model: The target.
+        prompt: Ids.
+        count: Number of tokens to decode.
+        sampling: Greedy, or mode "coupled" with a seed. Filters are not supported: near the edge
+            of a filter rounding could do more than swap two tokens.
+
+    Attributes:
+        prompt: Ids.
+        sampling: How tokens are sampled.
+        tokens: The decoded tokens with their scores.
+    """
+
+    def __init__(
+        self, model: SpeculativeModel, prompt: Sequence[int], count: int, sampling: Sampling
+    ) -> None:
+        self.prompt: list[int] = list(prompt)
+        self.sampling = sampling
+        self.tokens: list[ReferenceToken] = []
+        caches, last = model.make_cache(), len(prompt) - 1
+        for start in range(0, last, CHUNK):
+            model.forward(token_row(prompt[start : min(start + CHUNK, last)]), caches)
+        last_token = prompt[-1]
+        for position in range(len(prompt), len(prompt) + count):
+            logits = model.forward(token_row([last_token]), caches).logits[0]
+            self.tokens.append(reference_token(logits, sampling, position))
+            last_token = self.tokens[-1].token
+
+    @property
+    def ids(self) -> list[int]:
+        """Ids of the decoded tokens."""
+        return [each.token for each in self.tokens]
+
+
+def reference_token(logits: mx.array, sampling: Sampling, position: int) -> ReferenceToken:
+    """The token that plain decoding emits at a position. Synchronises.
+
+    Args:
+        logits: `(1, vocabulary)`.
+        sampling: As in `ReferenceSequence`.
+        position: Position in the sequence.
+    """
+    scores = _scores(logits, sampling, position)
+    chosen, best = mx.argmax(scores[0]), mx.argsort(-scores[0])[:SCORED_TOKENS]
+    # The temperature scales the logits, and with them their rounding errors.
+    scale = sampling.temperature or 1.0
+    found = (best, scores[0, best], logits[0, best])
+    ids, values, given = (cast("list[float]", numbers.tolist()) for numbers in found)
+    units = [
+        max(ulp(logit, logits.dtype), scale * ulp(score, scores.dtype))
+        for logit, score in zip(given, values, strict=True)
+    ]
+    by_id = {int(ids[n]): (scale * values[n], units[n]) for n in range(len(ids))}
+    return ReferenceToken(cast(int, chosen.item()), by_id)
+
+
+def token_row(ids: Sequence[int]) -> mx.array:
+    """Ids as a model takes them, `(1, T)` uint32."""
+    return mx.array([list(ids)], dtype=mx.uint32)
+
+
+def _scores(logits: mx.array, sampling: Sampling, position: int) -> mx.array:
+    """Scores whose argmax is the emitted token, `(1, vocabulary)`."""
+    if sampling.temperature == 0:
+        return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    seed = sampling.seed or 0
+    noise = gumbel([key(seed, TOKEN_STREAM, position)], logits.shape[-1])
+    return Distribution(sampling, seed).log_weights(logits, [position]) + noise
+
+
+def _splits(first: int) -> Iterator[tuple[int, Sequence[int]]]:
+    """Ways to feed a sequence: number of prefill tokens, widths of the blocks after it."""
+    yield from ((first, [width]) for width in NOISE_WIDTHS)
+    dice = random.Random(0)
+    for _ in range(RANDOM_SPLITS):
+        yield max(0, first - SPLIT_CONTEXT), dice.choices(range(1, 10), k=SPLIT_CONTEXT)

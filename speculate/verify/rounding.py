@@ -1,0 +1,226 @@
+"""Differences between two computations, and whether rounding explains them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, cast, final
+
+import attrs
+import mlx.core as mx
+
+Outcome = Literal["OK", "NUMERICS", "BUG"]
+"""Verdict of a check: all equal, different within rounding, or wrong."""
+
+Kind = Literal["tie", "numerics", "bug"]
+"""Cause of a difference: two tokens with equal scores, rounding, or a mistake."""
+
+KIND_LABELS: Final[dict[Kind, str]] = {
+    "tie": "exact ties",
+    "numerics": "within rounding",
+    "bug": "wrong",
+}
+"""What reports call each kind of difference."""
+
+MANTISSA_BITS: Final = {mx.float64: 52, mx.float32: 23, mx.float16: 10, mx.bfloat16: 7}
+"""Stored mantissa bits of each dtype."""
+
+MAX_ULPS: Final = 2.0
+"""Difference, in ULP, that one rounding more or less of each number can cause."""
+
+NOISE_MARGIN: Final = 2.0
+"""Multiple of the noise measured on mlx-lm's own model that still counts as rounding."""
+
+
+@final
+@attrs.frozen
+class Difference:
+    """A position at which the result is not the expected one.
+
+    Attributes:
+        position: Token position in the sequence, from 0.
+        size: Absolute difference of two logits, of the scores of two tokens, or of two counts of
+            accepted drafts. Infinite where it cannot be measured.
+        ulps: `size` in units in the last place of the logits' dtype; `None` where the compared
+            values are not logits.
+        kind: Cause of the difference.
+        detail: What was found and what was expected.
+        spread: Largest difference among mlx-lm's own logits at this position, fed in a dozen
+            ways; `None` where the difference was not rechecked.
+    """
+
+    position: int
+    size: float
+    ulps: float | None
+    kind: Kind
+    detail: str
+    spread: float | None = None
+
+    def line(self) -> str:
+        """The difference in one line of a report."""
+        line = f"position {self.position}: {self.detail}{self.magnitude(', off by ')}"
+        if self.spread is None:
+            return line
+        return f"{line}; mlx-lm's own logits differ by up to {self.spread:.3g}"
+
+    def magnitude(self, prefix: str) -> str:
+        """`size` and `ulps` after a prefix; empty where `ulps` is `None`."""
+        return "" if self.ulps is None else f"{prefix}{self.size:.3g} ({self.ulps:.3g} ULP)"
+
+
+@final
+@attrs.frozen
+class Result:
+    """Result of one check.
+
+    Attributes:
+        compared: Number of comparisons.
+        unit: What was compared, in the plural: rows, tokens, rounds or runs.
+        differences: Every difference, in order.
+        note: Further figures for the report.
+    """
+
+    compared: int
+    unit: str
+    differences: Sequence[Difference] = ()
+    note: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst kind of difference found."""
+        kinds = {difference.kind for difference in self.differences}
+        return "BUG" if "bug" in kinds else "NUMERICS" if kinds else "OK"
+
+    def summary(self) -> str:
+        """The result in one line."""
+        found = f"{counted(self.compared, self.unit)}, {self._differing()}"
+        return f"{found}; {self.note}" if self.note else found
+
+    def _differing(self) -> str:
+        if not self.differences:
+            return "all equal" if self.compared else "nothing to compare"
+        counts = Counter(difference.kind for difference in self.differences)
+        kinds = ", ".join(
+            f"{counts[kind]} {label}" for kind, label in KIND_LABELS.items() if counts[kind]
+        )
+        worst = max(self.differences, key=lambda difference: difference.size)
+        found = f"{len(self.differences)} differ ({kinds}){worst.magnitude(', by up to ')}"
+        spreads = [one.spread for one in self.differences if one.spread is not None]
+        if not spreads:
+            return found
+        own = f"mlx-lm's own logits differ there by up to {max(spreads):.3g}"
+        return f"{found}; {len(spreads)} rechecked: {own}"
+
+
+@final
+@attrs.frozen
+class Rounding:
+    """Distinguishes rounding from mistakes.
+
+    Attributes:
+        noise: Largest difference on this machine among mlx-lm's own logits of one sequence, fed
+            in blocks and token by token. 0 where the width of a block makes no difference.
+    """
+
+    noise: float = 0.0
+
+    def kind(self, size: float, unit: float) -> Kind:
+        """Classify a difference.
+
+        Args:
+            size: Absolute difference of two logits.
+            unit: One unit in the last place (ULP) of the larger logit.
+        """
+        if size == 0:
+            return "tie"
+        return "numerics" if size <= max(MAX_ULPS * unit, NOISE_MARGIN * self.noise) else "bug"
+
+    def compare(
+        self, found: mx.array, expected: mx.array, position: int, what: str
+    ) -> list[Difference]:
+        """Compare logits row by row. Synchronises.
+
+        Args:
+            found: Computed logits, `(T, vocabulary)`.
+            expected: Expected logits of the same shape and dtype.
+            position: Position of the first row in the sequence.
+            what: How `found` was computed, for reports.
+
+        Returns:
+            One difference for each row that is not equal; a single one if shape or dtype differ.
+        """
+        if found.shape != expected.shape or found.dtype != expected.dtype:
+            shapes = f"{found.dtype} {found.shape} instead of {expected.dtype} {expected.shape}"
+            return [Difference(position, math.inf, None, "bug", f"{what}: {shapes}")]
+        if bool(mx.array_equal(found, expected)):
+            return []
+        sizes, largest = row_differences(found, expected), _largest(expected)
+        differences = []
+        for row, (size, top) in enumerate(zip(sizes, largest, strict=True)):
+            if size != 0:
+                unit = ulp(top, expected.dtype)
+                kind = self.kind(size, unit)
+                differences.append(Difference(position + row, size, size / unit, kind, what))
+        return differences
+
+    def recheck(
+        self,
+        differences: Sequence[Difference],
+        spread: Callable[[], Sequence[float]],
+        position: int,
+    ) -> list[Difference]:
+        """Classify suspected mistakes again by mlx-lm's own rounding at their positions.
+
+        Rounding has a heavy tail: where two router scores of a mixture of experts are nearly
+        tied, the last bit decides which expert a token goes to. Samples at other positions do
+        not show how far apart the logits are then. Nothing is measured without a suspect, or
+        where the noise is 0.
+
+        Args:
+            differences: Differences found in one sequence.
+            spread: Measures the largest difference among mlx-lm's own logits, by position.
+            position: Position of the first measured value.
+        """
+        if self.noise == 0 or not any(map(_is_suspect, differences)):
+            return list(differences)
+        spreads = spread()
+        return [
+            _reclassified(one, spreads[one.position - position]) if _is_suspect(one) else one
+            for one in differences
+        ]
+
+
+def ulp(value: float, dtype: mx.Dtype) -> float:
+    """One unit in the last place of a number: its distance to the next one of the dtype."""
+    return 2.0 ** (math.frexp(value)[1] - 1 - MANTISSA_BITS[dtype])
+
+
+def row_differences(found: mx.array, expected: mx.array) -> list[float]:
+    """Largest absolute difference in each row of two `(T, n)` arrays; infinite for NaN.
+
+    Synchronises.
+    """
+    size = mx.abs(found.astype(mx.float32) - expected.astype(mx.float32))
+    size = mx.where(found == expected, 0.0, mx.where(mx.isnan(size), math.inf, size))
+    return cast("list[float]", size.max(axis=-1).tolist())
+
+
+def counted(count: int, unit: str) -> str:
+    """A number with its unit, given in the plural."""
+    return f"{count} {unit.removesuffix('s') if count == 1 else unit}"
+
+
+def _is_suspect(difference: Difference) -> bool:
+    return difference.kind == "bug" and math.isfinite(difference.size)
+
+
+def _reclassified(difference: Difference, spread: float) -> Difference:
+    explained = difference.size <= NOISE_MARGIN * spread
+    return attrs.evolve(difference, kind="numerics" if explained else "bug", spread=spread)
+
+
+def _largest(rows: mx.array) -> list[float]:
+    """The largest finite magnitude in each row."""
+    finite = mx.where(mx.isfinite(rows), mx.abs(rows.astype(mx.float32)), 0.0)
+    return cast("list[float]", finite.max(axis=-1).tolist())

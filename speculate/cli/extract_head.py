@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         new_folder,
         write_drafter,
     )
-    from speculate.checkpoints.folder import explained
+    from speculate.checkpoints.folder import wrap_errors
     from speculate.cli.sources import find
 
     target: Path = args.output
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     files = find_head(source)
     with (
         new_folder(target, replace=args.force) as folder,
-        explained(source, "its head cannot be extracted"),
+        wrap_errors(source, "its head cannot be extracted"),
         bars() as shown,
     ):
         head = _read(files, args.quantize, shown)

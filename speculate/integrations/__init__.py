@@ -1,1 +1,1 @@
-"""Other libraries' call signatures, on this package's decoder."""
+"""This package's decoder behind the call signatures of other libraries."""

@@ -12,7 +12,7 @@ import mlx.core as mx
 from typing_extensions import Protocol, Unpack
 
 from speculate.decoding.block import Token
-from speculate.decoding.config import check_model, checked_count
+from speculate.decoding.config import check_model, validated_count
 from speculate.decoding.decoder import Decoder, default_strategy
 from speculate.errors import OptionError, PromptError
 from speculate.proposers.draft_model import DraftModel
@@ -290,7 +290,7 @@ def stream_generate(
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
     _check_names(options)
-    if checked_count(max_tokens) == 0:
+    if validated_count(max_tokens) == 0:
         raise OptionError("max_tokens must not be 0 (-1: no limit)")
     strategy = _strategy(model, strategy, draft_model, num_draft_tokens)
     if not isinstance(tokenizer, TokenizerWrapper):

@@ -1,26 +1,31 @@
-"""Counters of one call, by the field's definitions."""
+"""Counters of one generation, by the field's definitions, and the record of its rounds."""
 
 from __future__ import annotations
 
-from typing import final
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast, final
 
 import attrs
 
+from speculate.decoding.block import Block
+from speculate.decoding.config import DecoderConfig
 from speculate.protocols import Round
 
 
 @final
 @attrs.frozen
 class DraftStats:
-    """What became of drafts.
+    """Acceptance counters of one proposer, or of all.
 
     Attributes:
         drafts: Rounds with at least one drafted token.
-        draft_tokens: Tokens that were drafted.
-        accepted_tokens: Those of them that were emitted.
-        drafted_per_position: How often a draft at each position was made.
-        accepted_per_position: How often the draft at each position was emitted.
-        seconds: Time of the rounds with these drafts.
+        draft_tokens: Drafted tokens.
+        accepted_tokens: Drafted tokens that were accepted and emitted.
+        drafted_per_position: Drafted tokens at each draft position.
+        accepted_per_position: Accepted and emitted tokens at each draft position.
+        seconds: Total time of the rounds with these drafts.
     """
 
     drafts: int = 0
@@ -32,35 +37,36 @@ class DraftStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens that a round with a draft gives: 1 + accepted / drafts; 1.0 if there was none."""
+        """Tokens per round with a draft: 1 + accepted / drafts; 1.0 without drafts."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
 
     @property
     def acceptance_rate(self) -> float:
-        """Part of the drafted tokens that were accepted; 0.0 if nothing was drafted."""
+        """Accepted fraction of the drafted tokens; 0.0 without drafts."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
 
     def plus(self, drafted: int, accepted: int, seconds: float = 0.0) -> DraftStats:
-        """These counters, one draft and the time of its round later."""
+        """Return these counters with one more draft and the seconds of its round."""
         missing = [0] * (drafted - len(self.drafted_per_position))
-        made, stood = self.drafted_per_position + missing, self.accepted_per_position + missing
+        made = self.drafted_per_position + missing
+        kept = self.accepted_per_position + missing
         for position in range(drafted):
             made[position] += 1
-            stood[position] += position < accepted
+            kept[position] += position < accepted
         return DraftStats(
             self.drafts + 1,
             self.draft_tokens + drafted,
             self.accepted_tokens + accepted,
             made,
-            stood,
+            kept,
             self.seconds + seconds,
         )
 
 
 @final
 @attrs.frozen
-class Mean:
-    """A weighted mean in the making.
+class WeightedMean:
+    """An incrementally computed weighted mean.
 
     Attributes:
         total: Sum of weight times value.
@@ -70,11 +76,11 @@ class Mean:
     total: float = 0.0
     weight: float = 0.0
 
-    def plus(self, value: float | None, weight: float) -> Mean:
-        """The mean with a value more; `None` is left out."""
+    def plus(self, value: float | None, weight: float) -> WeightedMean:
+        """Return the mean with one more value; `None` is ignored."""
         if value is None:
             return self
-        return Mean(self.total + value * weight, self.weight + weight)
+        return WeightedMean(self.total + value * weight, self.weight + weight)
 
     @property
     def value(self) -> float | None:
@@ -88,15 +94,15 @@ class Stats:
     """Counters of one call of `generate`.
 
     Attributes:
-        prompt_tokens: Tokens of the prompt.
-        emitted_tokens: Tokens that came out so far.
-        rounds: Target passes that gave tokens, counted when all of these were emitted.
-        round_tokens: Tokens that these gave. Within a round `emitted_tokens` is ahead of it.
-        seconds: Time of these rounds, in seconds: without the prompt, without what was
-            measured for the strategy, and without the caller's own time between tokens.
-        seed: With which the text can be had again; `None` where nothing is drawn.
-        total: Drafts of all proposers.
-        by_proposer: Drafts of each proposer, by its name.
+        prompt_tokens: Length of the prompt, in tokens.
+        emitted_tokens: Tokens emitted so far.
+        rounds: Rounds whose tokens have all been emitted.
+        round_tokens: Tokens of these rounds. During a round `emitted_tokens` is larger.
+        seconds: Total time of these rounds, in seconds, excluding prefill, cost measurements
+            for the strategy, and the caller's time between tokens.
+        seed: Seed that reproduces the sequence; `None` if nothing is sampled.
+        total: Counters over all proposers.
+        by_proposer: Counters per proposer name.
     """
 
     prompt_tokens: int = 0
@@ -107,8 +113,8 @@ class Stats:
     seed: int | None = None
     total: DraftStats = attrs.Factory(DraftStats)
     by_proposer: dict[str, DraftStats] = attrs.Factory(dict)
-    _predicted: Mean = attrs.field(factory=Mean, init=False, repr=False)
-    _told: Mean = attrs.field(factory=Mean, init=False, repr=False)
+    _predicted: WeightedMean = attrs.field(factory=WeightedMean, init=False, repr=False)
+    _baseline: WeightedMean = attrs.field(factory=WeightedMean, init=False, repr=False)
 
     @property
     def drafts(self) -> int:
@@ -117,45 +123,45 @@ class Stats:
 
     @property
     def draft_tokens(self) -> int:
-        """Tokens that were drafted."""
+        """Drafted tokens."""
         return self.total.draft_tokens
 
     @property
     def accepted_tokens(self) -> int:
-        """Drafted tokens that were emitted."""
+        """Drafted tokens that were accepted and emitted."""
         return self.total.accepted_tokens
 
     @property
     def accepted_per_position(self) -> list[int]:
-        """How often the draft at each position was emitted."""
+        """Accepted and emitted tokens at each draft position."""
         return self.total.accepted_per_position
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens that a round with a draft gives: 1 + accepted / drafts; 1.0 if there was none."""
+        """Tokens per round with a draft: 1 + accepted / drafts; 1.0 without drafts."""
         return self.total.mean_acceptance_length
 
     @property
     def acceptance_rate(self) -> float:
-        """Part of the drafted tokens that were accepted; 0.0 if nothing was drafted."""
+        """Accepted fraction of the drafted tokens; 0.0 without drafts."""
         return self.total.acceptance_rate
 
     @property
     def plain_seconds(self) -> float | None:
-        """Time of a step of plain decoding, in seconds.
+        """Baseline: seconds per step of plain decoding.
 
-        What the strategy told, averaged over the tokens; from one that tells nothing, the mean
-        of the rounds in which nothing was drafted; `None` where there was neither.
+        The strategy's estimate, averaged over tokens; if the strategy reports none, the mean time
+        of the rounds without drafts; `None` if there was neither.
         """
-        plain = Mean(self.seconds - self.total.seconds, self.rounds - self.drafts)
-        return self._told.value or plain.value or None
+        plain = WeightedMean(self.seconds - self.total.seconds, self.rounds - self.drafts)
+        return self._baseline.value or plain.value or None
 
     @property
     def predicted_speedup(self) -> float | None:
-        """Speedup over plain decoding that the strategy expected, averaged over time.
+        """Speedup over plain decoding that the strategy predicted, averaged over time.
 
-        `sum(predicted * seconds) / sum(seconds)`, over the rounds with a prediction; `None`
-        where there was none. By time, because so the actual speedup is an average as well.
+        `sum(predicted * seconds) / sum(seconds)` over the rounds with a prediction; `None`
+        without predictions. The actual speedup is a time average as well, so the two compare.
         """
         return self._predicted.value
 
@@ -163,19 +169,19 @@ class Stats:
     def actual_speedup(self) -> float | None:
         """Speedup over plain decoding: `round_tokens * plain_seconds / seconds`.
 
-        `None` where the time of a plain step is not known.
+        `None` if the baseline is unknown.
         """
         plain = self.plain_seconds
         return self.round_tokens * plain / self.seconds if plain and self.seconds else None
 
     def count(self, round: Round) -> None:
-        """Count a round: wholly, or not at all where an interrupt comes in between."""
+        """Count a round in one update, so that an interrupt leaves it counted or not."""
         after: dict[str, object] = {
             "rounds": self.rounds + 1,
             "round_tokens": self.round_tokens + round.emitted,
             "seconds": self.seconds + round.seconds,
             "_predicted": self._predicted.plus(round.predicted, round.seconds),
-            "_told": self._told.plus(round.plain_seconds, round.emitted),
+            "_baseline": self._baseline.plus(round.plain_seconds, round.emitted),
         }
         if round.proposer is not None:
             own = self.by_proposer.get(round.proposer, DraftStats())
@@ -183,3 +189,86 @@ class Stats:
             after["total"] = self.total.plus(*counts)
             after["by_proposer"] = {**self.by_proposer, round.proposer: own.plus(*counts)}
         vars(self).update(after)
+
+
+@final
+class Account:
+    """Times rounds, and reports them in order to the counters, the strategy and the observer.
+
+    Args:
+        config: The decoder's parts.
+        stats: The counters.
+    """
+
+    def __init__(self, config: DecoderConfig, stats: Stats) -> None:
+        self._config = config
+        self._stats = stats
+        self._block: Block | None = None
+        self._seconds = 0.0
+        self._ahead = 0.0
+        self._ended = 0.0
+        self._observing = 0.0
+        self._context = 0
+        self._index = 0
+
+    @contextmanager
+    def timed(self, *, launched: bool) -> Iterator[None]:
+        """Time the round made in the body, excluding the observer's time.
+
+        Args:
+            launched: Whether its forward was launched during the previous round.
+        """
+        began, self._observing = time.perf_counter(), 0.0
+        ahead = began - self._ended if launched else 0.0
+        yield
+        self._ended = time.perf_counter()
+        self._seconds = self._ended - began - self._observing
+        self._ahead = ahead
+
+    def open(self, block: Block, context: int) -> None:
+        """Open the record of a block whose tokens are about to be emitted.
+
+        Args:
+            block: The block.
+            context: Length of the sequence before the block's tokens.
+        """
+        self._block, self._context, self._index = block, context, self._stats.rounds
+
+    def close(self, emitted: int, accepted: int, *, cut: bool) -> None:
+        """Record the open block, of which no more tokens will be emitted.
+
+        Calling it again resumes after an interrupt. The strategy and the observer are notified
+        of a round at most once.
+
+        Args:
+            emitted: Tokens emitted from the block.
+            accepted: Accepted drafts.
+            cut: Whether the sequence ended in this block.
+        """
+        block = self._block
+        if block is None or not emitted:
+            return
+        round = Round(
+            index=self._index,
+            proposer=block.proposer if block.drafted else None,
+            planned=block.plan.depth,
+            drafted=block.drafted,
+            accepted=min(emitted, accepted),
+            emitted=emitted,
+            cut=cut,
+            seconds=self._seconds,
+            context=self._context,
+            confidence=[cast(float, value.item()) for value in block.confidence],
+            predicted=block.plan.predicted,
+            plain_seconds=block.plan.plain_seconds,
+            asked=block.proposer,
+            ahead=self._ahead,
+        )
+        if self._stats.rounds == self._index:
+            self._stats.count(round)
+        self._block = None
+        self._config.strategy.observe(round)
+        if self._config.observer is not None:
+            began = time.perf_counter()
+            self._config.observer(round)
+            self._observing = time.perf_counter() - began

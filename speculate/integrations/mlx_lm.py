@@ -14,7 +14,7 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from speculate.backends.adopt import refuse_shared
 from speculate.backends.group import group_of
-from speculate.decoding.config import check_list, check_model
+from speculate.decoding.config import check_model, require_list
 from speculate.decoding.decoder import Decoder
 from speculate.decoding.loan import Loan, OnLoan
 from speculate.errors import OptionError
@@ -98,7 +98,7 @@ def split_prompt_cache(
     Raises:
         OptionError: The list fits neither the target nor both models, or has a cache twice.
     """
-    check_list(prompt_cache)
+    require_list(prompt_cache)
     if prompt_cache is None:
         return SplitPromptCache()
     refuse_shared(prompt_cache)

@@ -14,7 +14,7 @@ class PromptError(SpeculateError, ValueError):
 
 
 class RewindError(SpeculateError):
-    """A rewind goes back further than was recorded. Nothing was changed."""
+    """A rewind reaches further than was recorded. Nothing was changed."""
 
 
 class CannotRewindError(SpeculateError):

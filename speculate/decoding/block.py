@@ -57,18 +57,18 @@ class Block:
         accepted = cast(int, self.decision.accepted.item())
         return [*to_ints(self.draft.tokens)[:accepted], tokens[accepted]]
 
-    def commit(self, ids: Sequence[int], newest: int | None) -> Commit:
+    def commit(self, ids: Sequence[int], bonus: int | None) -> Commit:
         """Build the commit of the block's first tokens for the proposers.
 
         Args:
             ids: Ids of these tokens: the first token fed and the accepted drafts.
-            newest: The bonus token, if it was emitted.
+            bonus: The bonus token, if it was emitted.
         """
         drafted, name = self.drafted, self.proposer
         verdict = Verdict(name, drafted, len(ids) - 1) if name and drafted else None
         # A new array: slicing the fed tokens would be work for the device.
         tokens = mx.array(list(ids), dtype=mx.uint32)
-        return Commit(tokens, self.out.hidden, verdict, ids, newest)
+        return Commit(tokens, self.out.hidden, verdict, ids, bonus)
 
     def tokens(
         self,

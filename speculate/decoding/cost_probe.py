@@ -54,23 +54,25 @@ def probe_costs(
             forward[rows] = _best_of(partial(target.dry_run, ids))
     if len(forward) < 2:
         return
-    newest = mx.array([text[-1]], dtype=mx.uint32)
+    last_token = mx.array([text[-1]], dtype=mx.uint32)
     draft: dict[str, float] = {}
     for proposer in strategy.proposers:
         if config.proposers.is_active(proposer) and not isinstance(proposer, Foresees):
             with config.proposers.isolating(proposer):
-                seconds = _draft_seconds(proposer, newest)
+                seconds = _draft_seconds(proposer, last_token)
                 if seconds is not None:
                     draft[proposer.name] = seconds
     strategy.take_costs(Costs(context, forward, draft))
 
 
-def _draft_seconds(proposer: Proposer, newest: mx.array) -> float | None:
+def _draft_seconds(proposer: Proposer, last_token: mx.array) -> float | None:
     """Return the seconds per additional drafted token; `None` if the proposer abstains."""
     lengths: list[int] = []
 
     def draft(depth: int) -> None:
-        tokens = validated_draft(proposer, proposer.propose(newest, depth, _argmax), depth).tokens
+        tokens = validated_draft(
+            proposer, proposer.propose(last_token, depth, _argmax), depth
+        ).tokens
         mx.eval(tokens)
         proposer.settle()
         lengths.append(tokens.shape[0])

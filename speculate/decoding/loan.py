@@ -113,9 +113,9 @@ class Borrowed:
     def _drop_replay(self) -> None:
         """Drop tokens that wait for replay, since mlx-lm's caches cannot hold any."""
         group = group_of(self._adopted)
-        owed = None if group is None else group.owed()
-        if group is not None and owed is not None:
-            self.lost = owed.shape[1]
+        to_replay = None if group is None else group.owed()
+        if group is not None and to_replay is not None:
+            self.lost = to_replay.shape[1]
             group.take_owed()
 
 

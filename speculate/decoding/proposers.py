@@ -103,7 +103,7 @@ class ProposerPool:
         if failures:
             raise failures[0]
 
-    def draft(self, plan: Plan, newest: mx.array, depth: int, choose: Choose) -> Draft:
+    def draft(self, plan: Plan, last_token: mx.array, depth: int, choose: Choose) -> Draft:
         """Have the planned proposer draft, and validate the draft.
 
         Returns:
@@ -117,7 +117,7 @@ class ProposerPool:
             raise SpeculateError(f"the strategy planned {plan.depth} drafts without a proposer")
         if self.is_active(proposer):
             with self.isolating(proposer):
-                return validated_draft(proposer, proposer.propose(newest, depth, choose), depth)
+                return validated_draft(proposer, proposer.propose(last_token, depth, choose), depth)
         return Draft(mx.zeros((0,), dtype=mx.uint32))
 
     @contextmanager
@@ -180,12 +180,12 @@ def _check_laws(name: str, draft: Draft) -> None:
     laws: object = draft.laws
     if not isinstance(laws, Sequence):
         kind = type(laws).__name__
-        raise SpeculateError(f"{name} returned laws as a {kind}: Draft.laws must be a list")
+        raise SpeculateError(f"{name} returned a {kind} in Draft.laws, which must be a list")
     count = draft.tokens.shape[0]
     if len(laws) not in (0, count):
         raise SpeculateError(
-            f"{name} returned {len(laws)} laws for {count} tokens: Draft.laws must be empty or "
-            "have one entry per token, None for a token drafted with certainty"
+            f"{name} returned {len(laws)} entries in Draft.laws for {count} tokens: it must be "
+            "empty or have one entry per token, None for a token drafted with certainty"
         )
     for law in laws:
         if law is None:

@@ -142,7 +142,7 @@ class Run:
         # Of the current and the previous block: a caller that reads each token as it is emitted
         # no longer holds tokens of the previous one.
         self._logprobs: deque[BlockLogprobs] = deque()
-        self._newest = 0  # the last token
+        self._last_token = 0
         self._offered: Offered | None = None  # the last token, and the state before it
         self._text: list[int] = []  # the sequence since the target runner was created
         self.unfed: int | None = None
@@ -184,7 +184,7 @@ class Run:
                 self._round()
         elif self._block is None:
             # Verified before a pause, which rolled the rest of the block back.
-            self._feed_newest()
+            self._feed_last()
         if self._stats.emitted_tokens == 0:
             self._config.report(self._stats.prompt_tokens, self._stats.prompt_tokens)
         if self._stats.emitted_tokens % CLEAR_EVERY == 0:
@@ -195,7 +195,7 @@ class Run:
         """Count the next token as emitted; `withdraw` reverts that if it never arrives."""
         token, emitted = self._ready[0], self._stats.emitted_tokens
         self._offered = Offered(token, len(self._text), self._given, emitted, self.unfed)
-        self._newest = token.id
+        self._last_token = token.id
         self._text.append(token.id)
         if self._block is None:
             self.unfed = token.id
@@ -235,7 +235,7 @@ class Run:
         """Bring the caches to the emitted sequence. `resume` continues from there."""
         self._keep_block()
         if self._ready:
-            self._feed_newest()
+            self._feed_last()
         elif self._ahead is None and self.unfed is not None:
             self._ahead = self._target.submit(self._unfed(), Plan())
             self._keep(self._ahead, 0)
@@ -353,29 +353,29 @@ class Run:
             self._keep(self._ahead, 0)
             return
         own = self._given > self._accepted
-        self._keep(block, min(self._given, self._accepted), self._newest if own else None)
+        self._keep(block, min(self._given, self._accepted), self._last_token if own else None)
 
-    def _keep(self, block: Block, drafts: int, newest: int | None = None) -> None:
+    def _keep(self, block: Block, drafts: int, bonus: int | None = None) -> None:
         """Commit the block's first token and its first `drafts` drafts.
 
         Args:
             block: The block. Nothing happens if it was committed before.
             drafts: Number of accepted drafts.
-            newest: The bonus token, if it was emitted.
+            bonus: The bonus token, if it was emitted.
         """
         commit = None
         if block is not self._kept:
             start = self.committed - self._base
             stop = start + 1 + drafts
-            bonus = self._text[stop] if len(self._text) > stop else None
-            commit = self._target.keep(block, self._text[start:stop], bonus)
-        self._kept, self.unfed = block, newest
+            following = self._text[stop] if len(self._text) > stop else None
+            commit = self._target.keep(block, self._text[start:stop], following)
+        self._kept, self.unfed = block, bonus
         if commit is not None:
             self.committed += 1 + drafts
             self._target.quantize()
             self._config.proposers.commit(commit)
 
-    def _feed_newest(self) -> None:
+    def _feed_last(self) -> None:
         """Feed the last token alone, if no block will."""
         if self.unfed is None:
             return

@@ -201,32 +201,32 @@ class TargetRunner:
         """Roll back what was not kept."""
         self._group.restore()
 
-    def forward(self, newest: mx.array, draft: Draft, plan: Plan) -> Block:
+    def forward(self, last_token: mx.array, draft: Draft, plan: Plan) -> Block:
         """Feed the last token `(1,)` and a draft after it, and verify the draft."""
-        newest = newest.astype(mx.uint32)
-        fed = newest[None]
+        last_token = last_token.astype(mx.uint32)
+        fed = last_token[None]
         if draft.tokens.shape[0]:
             draft = in_range(draft, self._config.model.vocab_size)
-            fed = mx.concatenate([newest, draft.tokens])[None]
+            fed = mx.concatenate([last_token, draft.tokens])[None]
         out = self._config.model.forward(fed, self._caches)
-        decision = self._config.sampler.verify(newest, draft, out.logits[0])
+        decision = self._config.sampler.verify(last_token, draft, out.logits[0])
         return Block(plan, draft, out, decision)
 
-    def draft(self, newest: mx.array, plan: Plan, depth: int) -> Block:
+    def draft(self, last_token: mx.array, plan: Plan, depth: int) -> Block:
         """Feed the last token `(1,)` and up to `depth` drafts of the planned proposer."""
         if not depth:
-            return self.submit(newest, plan)
+            return self.submit(last_token, plan)
         choose = self._config.sampler.choose
         noting = Confidence(choose) if plan.confidence else None
-        draft = self._config.proposers.draft(plan, newest, depth, noting or choose)
+        draft = self._config.proposers.draft(plan, last_token, depth, noting or choose)
         if not draft.tokens.shape[0]:
-            return self.submit(newest, plan)
-        block = self.forward(newest, draft, plan)
+            return self.submit(last_token, plan)
+        block = self.forward(last_token, draft, plan)
         return block if noting is None else attrs.evolve(block, confidence=noting.noted)
 
-    def submit(self, newest: mx.array, plan: Plan) -> Block:
+    def submit(self, last_token: mx.array, plan: Plan) -> Block:
         """Feed the last token `(1,)` alone, possibly unread, and start the device on it."""
-        block = self.forward(newest, self._nothing, plan)
+        block = self.forward(last_token, self._nothing, plan)
         mx.async_eval(block.results(), self._arrays())
         return block
 
@@ -245,9 +245,9 @@ class TargetRunner:
 
     def fed(self) -> int:
         """Return the committed tokens fed since creation, including those to replay."""
-        owed = self._group.owed()
+        to_replay = self._group.owed()
         length = max(cache.length() for cache in self._caches)
-        return length - self._start + (0 if owed is None else owed.shape[1])
+        return length - self._start + (0 if to_replay is None else to_replay.shape[1])
 
     def evaluate(self, block: Block) -> None:
         """Wait for a block: the round's one synchronisation."""
@@ -255,20 +255,20 @@ class TargetRunner:
 
     def replay(self) -> None:
         """Feed committed tokens again that caches had to drop with a partly rejected block."""
-        owed = self._group.take_owed()
-        if owed is not None:
-            self._config.model.forward(owed, self._caches)
-            self._group.apply_keep(owed.shape[1], self._group.plan_keep(owed.shape[1]))
+        to_replay = self._group.take_owed()
+        if to_replay is not None:
+            self._config.model.forward(to_replay, self._caches)
+            self._group.apply_keep(to_replay.shape[1], self._group.plan_keep(to_replay.shape[1]))
 
-    def keep(self, block: Block, ids: Sequence[int], newest: int | None) -> Commit:
+    def keep(self, block: Block, ids: Sequence[int], bonus: int | None) -> Commit:
         """Commit a block's first tokens, `ids`, and roll the rest back.
 
         Args:
             block: The block.
             ids: Its first token and the accepted drafts.
-            newest: The bonus token, if it was emitted.
+            bonus: The bonus token, if it was emitted.
         """
-        commit = block.commit(ids, newest)
+        commit = block.commit(ids, bonus)
         self._keep(commit.tokens)
         return commit
 

@@ -1,1 +1,1 @@
-"""This package's decoder behind the call signatures of other libraries."""
+"""The call signatures of other libraries, implemented with this package's decoder."""

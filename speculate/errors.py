@@ -1,36 +1,36 @@
-"""Every error this package raises on purpose, all of them `SpeculateError`, and its warning."""
+"""Errors and warnings of this package. Every error it raises derives from `SpeculateError`."""
 
 
 class SpeculateError(Exception):
-    """Base of every error raised by `speculate`."""
+    """Base class of every error that `speculate` raises."""
 
 
 class OptionError(SpeculateError, ValueError):
-    """An option has a value that cannot be used, or that clashes with another one."""
+    """An option has an invalid value or conflicts with another option."""
 
 
 class PromptError(SpeculateError, ValueError):
-    """The prompt is empty, or holds an id that the model does not have."""
+    """The prompt is empty or has an id outside the model's vocabulary."""
 
 
 class RewindError(SpeculateError):
-    """A cache was asked to take back more than it recorded. Nothing was changed."""
+    """A rewind reaches further than was recorded. Nothing was changed."""
 
 
 class CannotRewindError(SpeculateError):
-    """A model or a draft has a layer whose cache cannot take tokens back."""
+    """A layer's cache cannot be rewound."""
 
 
 class CacheOnLoanError(SpeculateError):
-    """A prompt cache was read while a running generator holds its arrays."""
+    """A prompt cache was used while a running generator holds its arrays."""
 
 
 class DecoderBusyError(SpeculateError):
-    """A decoder was asked for a second text while the first is still running."""
+    """A decoder was called while another of its generators is running, or inside a step."""
 
 
 class UnsupportedModelError(SpeculateError):
-    """No adapter is known for a model, or the model is set up in a way none supports."""
+    """No adapter supports the model or its configuration."""
 
 
 class VocabularyMismatchError(SpeculateError, ValueError):
@@ -38,20 +38,20 @@ class VocabularyMismatchError(SpeculateError, ValueError):
 
 
 class CheckpointError(SpeculateError):
-    """A folder or a file on disk cannot be used as a checkpoint."""
+    """A folder or file is not a usable checkpoint."""
 
 
 class HeadNotFoundError(CheckpointError):
-    """A checkpoint holds no multi-token-prediction head."""
+    """A checkpoint has no multi-token-prediction head."""
 
 
 class StaleIndexError(HeadNotFoundError):
-    """A checkpoint's index names a head's tensors, and the files hold none of them."""
+    """A checkpoint's index lists a head's tensors, but its files hold none of them."""
 
 
 class HeadMismatchError(CheckpointError):
-    """A head's tensors do not fit the model that it should be attached to."""
+    """A head's tensors do not fit the model."""
 
 
 class SpeculateWarning(UserWarning):
-    """A checkpoint is odd in a way that does not keep it from being used."""
+    """A checkpoint has a flaw that does not prevent its use."""

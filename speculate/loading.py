@@ -1,6 +1,6 @@
-"""From a folder, a hub name or a model in memory to something that can speculate.
+"""Load models and heads, and adapt models that are already in memory.
 
-`mlx_lm` is imported when a function is called, so that `import speculate` stays quick.
+Functions import `mlx_lm` when called, which keeps `import speculate` fast.
 """
 
 from __future__ import annotations
@@ -48,18 +48,21 @@ DEMO_MODELS: Final = ("hybrid", "draft", "windowed")
 """A Qwen3.5 with a head, a smaller dense model for it, and a gpt-oss with a short window."""
 
 DATA: Final = "data"
+"""Folder of the package that holds the bundled models."""
+
 PROMPTS: Final = "prompts"
+"""Folder of the bundled prompts, inside `DATA`."""
 
 
 def demo_folder(name: str) -> Path:
-    """Where a bundled model lies.
+    """Return the folder of a bundled model.
 
     Raises:
-        OptionError: There is none of that name.
-        CheckpointError: This installation came without it.
+        OptionError: No bundled model has that name.
+        CheckpointError: This installation lacks it.
     """
     if name not in DEMO_MODELS:
-        raise OptionError(f"no bundled model is called {name!r}; there are {_listed()}")
+        raise OptionError(f"no bundled model is called {name!r}; available: {_listed()}")
     folder = _data() / name
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: the bundled model is missing; reinstall mlx-speculate")
@@ -67,10 +70,10 @@ def demo_folder(name: str) -> Path:
 
 
 def demo_prompt() -> str:
-    """The beginning of a source file that no bundled model has seen.
+    """Return the beginning of a source file that no bundled model was trained on.
 
     Raises:
-        CheckpointError: This installation came without it.
+        CheckpointError: This installation lacks it.
     """
     folder = _data() / PROMPTS
     found = sorted(folder.glob("code_*.txt"))
@@ -86,7 +89,7 @@ def _data() -> Path:
 
 @cache
 def _extracted() -> Path:
-    """The data of a package that is imported from an archive, unpacked while the process runs."""
+    """Unpack the data of a package imported from an archive, until the process exits."""
     folder = Path(tempfile.mkdtemp(prefix="speculate-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _copy(files("speculate") / DATA, folder / DATA)
@@ -115,22 +118,25 @@ def load_mtp_head(
     dequantize: bool = False,
     revision: str | None = None,
 ) -> MTPHead:
-    """Load a head for a model, to be attached by `adapt(..., head=head)`.
+    """Load a multi-token-prediction head; attach it with `adapt(..., head=head)`.
 
     Args:
         path_or_repo: A checkpoint that kept its head, a safetensors file that holds one, or
-            a drafter published on its own.
+            a head checkpoint published on its own.
         model: The trunk.
-        norms: How the head's norms are stored, where you know better than the files tell.
-        feed: What a chain feeds back; published heads are trained on the default.
-        dequantize: Turn quantised weights into float32.
-        revision: A branch, a tag or a commit of the repository.
+        norms: How the head's norms are stored; overrides detection from the files.
+        feed: Which hidden states a chain feeds back. Published heads are trained on the default.
+        dequantize: Convert quantised weights to float32.
+        revision: A branch, tag or commit of the repository.
+
+    Returns:
+        The head, built for the model.
 
     Raises:
         OptionError: An option cannot be used.
-        HeadNotFoundError: There is none; a `StaleIndexError` where an index lists one.
-        CheckpointError: It is damaged, or stored in a way that is not supported.
-        HeadMismatchError: It does not fit the model.
+        HeadNotFoundError: The files hold no head; `StaleIndexError` if an index lists one.
+        CheckpointError: The head is damaged or stored in an unsupported format.
+        HeadMismatchError: The head does not fit the model.
         UnsupportedModelError: No head is known for the model's family.
     """
     from speculate.checkpoints import find_head, read_head
@@ -143,10 +149,10 @@ def load_mtp_head(
     if revision is not None:
         validated_text("revision", revision)
     stock = stock_of(model)
-    from speculate.checkpoints.folder import explained, locate
+    from speculate.checkpoints.folder import resolve_checkpoint, wrap_errors
 
-    path = locate(path_or_repo, revision, head_only=True)
-    with explained(path, "the head cannot be read"):
+    path = resolve_checkpoint(path_or_repo, revision, head_only=True)
+    with wrap_errors(path, "the head cannot be read"):
         tensors = read_head(find_head(path), norms=norms)
         return build_head(stock, tensors.dequantized() if dequantize else tensors, feed=feed)
 
@@ -158,14 +164,7 @@ def head_for(
     *,
     dequantize: bool,
 ) -> MTPHead | None:
-    """The head to attach while a model is loaded.
-
-    Args:
-        stock: The model.
-        folder: Where it came from.
-        head: Where the head is; `None` for the folder's own, if any; `False` for none.
-        dequantize: Turn quantised weights into float32.
-    """
+    """Load the head that `load` attaches, or return `None`. Arguments are those of `load`."""
     import logging
 
     logger = logging.getLogger(__name__)
@@ -176,13 +175,13 @@ def head_for(
     try:
         return load_mtp_head(folder, stock, dequantize=dequantize)
     except StaleIndexError as error:
-        # As if `load` had warned: it is the caller's folder.
+        # `stacklevel` attributes the warning to the caller of `load`.
         text = f"{folder}: loaded without its multi-token-prediction head: {error}"
         warnings.warn(text, SpeculateWarning, stacklevel=3)
     except HeadNotFoundError as error:
         logger.info("%s", error)
     except UnsupportedModelError as error:
-        logger.warning("%s: the head is left out: %s", folder, error)
+        logger.warning("%s: loaded without its head: %s", folder, error)
     return None
 
 
@@ -194,22 +193,25 @@ def adapt(
     vocabulary: Mapping[str, int] | None = None,
     recurrence: Recurrence | None = None,
 ) -> SpeculativeModel:
-    """Wrap a model of mlx-lm, which stays as it is.
+    """Wrap an mlx-lm model without modifying it.
 
     Args:
-        stock_model: The model. One that is adapted already is adapted anew, and what is
-            not given here stays as it was.
+        stock_model: The model. An adapted model is adapted again; options not given here keep
+            their previous values.
         head: A multi-token-prediction head, from `load_mtp_head`.
-        eos_token_ids: Ids that end a text: a tokenizer's `eos_token_ids`.
-        vocabulary: Token strings and their ids, a tokenizer's `get_vocab()`, to compare
-            with a draft model's.
-        recurrence: How Gated DeltaNet layers run a block and are taken back, `"ops"` or
-            `"kernel"`; `None` for what costs least on the default device.
+        eos_token_ids: Ids that stop generation, such as a tokenizer's `eos_token_ids`.
+        vocabulary: Token strings and their ids, such as a tokenizer's `get_vocab()`; compared
+            with a draft model's vocabulary.
+        recurrence: How Gated DeltaNet layers run and roll back a block, `"ops"` or `"kernel"`;
+            `None` selects the cheaper one for the default device.
+
+    Returns:
+        The adapted model.
 
     Raises:
-        UnsupportedModelError: No adapter is registered for this architecture, or the one that
-            another package brings gives other logits than the model: it is compared with it
-            over a few tokens, for which the weights are read.
+        UnsupportedModelError: No adapter is registered for this architecture, or one from
+            another package computes different logits. Checking such an adapter runs a few
+            tokens through both, which reads the weights.
         OptionError: An option cannot be used.
     """
     from speculate.models.adapter import StockAdapter
@@ -239,7 +241,7 @@ def adapt(
 
 
 def stock_of(model: SpeculativeModel | StockModel) -> StockModel:
-    """The model of mlx-lm under an adapter, or `model` itself where it is one.
+    """Return the mlx-lm model that an adapter wraps, or `model` itself if it is one.
 
     Raises:
         UnsupportedModelError: It is neither.
@@ -253,8 +255,8 @@ def stock_of(model: SpeculativeModel | StockModel) -> StockModel:
     if isinstance(model, Module):
         return cast(StockModel, model)
     raise UnsupportedModelError(
-        f"{type(model).__qualname__} is no model of mlx-lm, and no adapter that tells which "
-        "one it drives"
+        f"{type(model).__qualname__} is neither an mlx-lm model nor an adapter with a known "
+        "mlx-lm model"
     )
 
 
@@ -272,29 +274,24 @@ def load(
     """Load a model and its tokenizer, and attach its multi-token-prediction head.
 
     Args:
-        path_or_repo: A folder or a hub repository, in any form that mlx-lm loads. `None`
-            is the bundled demo model.
-        head: Where the head is. By default the folder's own, if it holds one, and none with a
-            `SpeculateWarning` if only its index speaks of one; `False` leaves that alone.
-        dequantize: Turn quantised weights into float32: larger, and on a CPU faster. The
-            bundled models always are.
-        lazy: Leave reading the weights for when they are needed. An adapter of another package
-            needs them at once, to be compared with the model.
+        path_or_repo: A folder or hub repository; `None` is the bundled demo model.
+        head: A path or repository of the head. By default the folder's own head, if
+            any; a `SpeculateWarning` if only its index lists one. `False` loads no head.
+        dequantize: Convert quantised weights to float32; always done for the bundled models.
+        lazy: Read weights on first use. Checking another package's adapter reads them at once.
         tokenizer_config: Options for the tokenizer.
-        model_config: Entries that replace those of `config.json`.
-        revision: A branch, a tag or a commit of the repository.
-        trust_remote_code: Let the checkpoint bring Python code of its own.
+        model_config: Entries that override those of `config.json`.
+        revision: A branch, tag or commit of the repository.
+        trust_remote_code: Allow the checkpoint to run its own Python code.
 
     Returns:
-        The model, which knows the tokenizer's end-of-text ids and its vocabulary, and the
-        tokenizer.
+        The model, with the tokenizer's end-of-text ids and vocabulary, and the tokenizer.
 
     Raises:
         OptionError: An option cannot be used.
-        CheckpointError: There is no such model, or something in it is missing or broken.
-        UnsupportedModelError: No adapter drives a model of this type, or the one that another
-            package brings gives other logits than the model.
-        HeadNotFoundError: `head` is given and holds none.
+        CheckpointError: The model does not exist, or part of it is missing or damaged.
+        UnsupportedModelError: As for `adapt`.
+        HeadNotFoundError: `head` is given but holds no head.
         HeadMismatchError: The head does not fit the model.
     """
     validated_flag("dequantize", dequantize)
@@ -303,12 +300,16 @@ def load(
     validated_mapping("tokenizer_config", tokenizer_config)
     validated_mapping("model_config", model_config)
     _check_sources(revision, head)
-    from speculate.checkpoints.folder import locate
+    from speculate.checkpoints.folder import resolve_checkpoint
 
-    folder = demo_folder("hybrid") if path_or_repo is None else locate(path_or_repo, revision)
+    folder = (
+        demo_folder("hybrid")
+        if path_or_repo is None
+        else resolve_checkpoint(path_or_repo, revision)
+    )
     check_folder(folder, model_config)
     if isinstance(head, str | Path):
-        head = locate(head, head_only=True)  # A mistake here shows before anything is read.
+        head = resolve_checkpoint(head, head_only=True)  # Fails before weights are read.
     unpacked = dequantize or path_or_repo is None
     stock, config = _load_stock(folder, unpacked, lazy, model_config, trust_remote_code)
     tokenizer = _load_tokenizer(folder, tokenizer_config, config)
@@ -325,12 +326,15 @@ def load_demo(name: str = "hybrid") -> tuple[SpeculativeModel, TokenizerWrapper]
     """Load one of the bundled models.
 
     Args:
-        name: "hybrid": a Qwen3.5 with a head. "draft": a smaller dense model for it.
-            "windowed": a gpt-oss whose window a short prompt fills.
+        name: "hybrid": a Qwen3.5 with a head. "draft": a smaller dense model that can draft
+            for it. "windowed": a gpt-oss whose sliding window a short prompt fills.
+
+    Returns:
+        The model and its tokenizer.
 
     Raises:
-        OptionError: There is none of that name.
-        CheckpointError: This installation came without it.
+        OptionError: No bundled model has that name.
+        CheckpointError: This installation lacks it.
     """
     return load(demo_folder(name), dequantize=True)
 
@@ -350,19 +354,18 @@ def _load_stock(
     trust_remote_code: bool,
 ) -> tuple[StockModel, dict[str, object]]:
     from speculate.checkpoints import load_trunk
-    from speculate.checkpoints.folder import explained
+    from speculate.checkpoints.folder import wrap_errors
     from speculate.checkpoints.trunk import unpack_model
     from speculate.models.registry import adapter_for
 
-    with explained(folder, "mlx-lm cannot load the model"):
+    with wrap_errors(folder, "mlx-lm cannot load the model"):
         stock, config = load_trunk(
             folder,
             lazy=True,
             model_config=None if overrides is None else dict(overrides),
             trust_remote_code=trust_remote_code,
         )
-        # Before gigabytes are read: is there any use for them?
-        adapter_for(stock)
+        adapter_for(stock)  # Refuses an unsupported model before its weights are read.
         if dequantize:
             unpack_model(stock)
         if not lazy:
@@ -375,9 +378,9 @@ def _load_tokenizer(
 ) -> TokenizerWrapper:
     from mlx_lm.utils import load_tokenizer
 
-    from speculate.checkpoints.folder import explained
+    from speculate.checkpoints.folder import wrap_errors
 
-    with explained(folder, "its tokenizer cannot be loaded"):
+    with wrap_errors(folder, "its tokenizer cannot be loaded"):
         tokenizer: TokenizerWrapper = load_tokenizer(
             folder, None if options is None else dict(options), config.get("eos_token_id")
         )
@@ -385,17 +388,17 @@ def _load_tokenizer(
 
 
 def check_folder(folder: Path, overrides: Mapping[str, object] | None) -> None:
-    """Refuse a folder that mlx-lm could not load, and say why.
+    """Refuse a folder that mlx-lm could not load, with the reason.
 
-    Reads `config.json` and the headers of weights, and nothing else.
+    Reads only `config.json` and the headers of the weight files.
 
     Args:
-        folder: Where the model lies.
-        overrides: Entries that replace those of `config.json`.
+        folder: The model's folder.
+        overrides: Entries that override those of `config.json`.
 
     Raises:
-        CheckpointError: It is no folder, or something is missing in it or broken.
-        UnsupportedModelError: mlx-lm has no such model.
+        CheckpointError: It is not a folder, or part of it is missing or damaged.
+        UnsupportedModelError: mlx-lm does not support the model type.
     """
     from speculate.checkpoints.folder import check_files, check_layers, read_json
 
@@ -403,7 +406,7 @@ def check_folder(folder: Path, overrides: Mapping[str, object] | None) -> None:
         raise CheckpointError(f"{folder}: is a file. Give the folder that holds config.json")
     if not (folder / "config.json").exists():
         raise CheckpointError(
-            f"{folder}: has no config.json. Give the folder of a model, as downloaded from a "
+            f"{folder}: has no config.json. Give the folder of a model, downloaded from a "
             "hub or written by mlx_lm.convert"
         )
     config = {**read_json(folder / "config.json"), **(overrides or {})}
@@ -412,7 +415,7 @@ def check_folder(folder: Path, overrides: Mapping[str, object] | None) -> None:
     if not any(folder.glob("model*.safetensors")):
         raise CheckpointError(
             f"{folder}: has no weights, which mlx-lm expects in model*.safetensors. Download "
-            "the folder whole, or convert what is there with mlx_lm.convert"
+            "the whole folder, or convert the model with mlx_lm.convert"
         )
     check_files(folder)
 
@@ -424,18 +427,17 @@ def _check_type(folder: Path, config: Mapping[str, object]) -> None:
 
     name = config.get("model_type")
     if not isinstance(name, str):
-        raise CheckpointError(f"{folder}/config.json: names no model_type, so it is no model's")
+        raise CheckpointError(f"{folder}/config.json: has no model_type, so it is not a model")
     if config.get("model_file") is not None:
-        return  # The folder brings code of its own.
+        return  # The checkpoint has its own model code.
     try:
         model_class, _ = _get_classes(dict(config))
     except (ValueError, AttributeError) as error:
         if name.endswith("_mtp"):
-            remedy = "It is a head alone: load its trunk, and pass this as head="
+            remedy = "It is only a head: load its trunk, and pass this folder as head="
         else:
             remedy = f"Supported: {', '.join(supported())}"
         raise UnsupportedModelError(
             f"{folder}: mlx-lm has no model type {name!r}. {remedy}"
         ) from error
-    # Asked before the model is made: how much a config may ask of others is not known.
-    factory_for(model_class)
+    factory_for(model_class)  # Refuses an unsupported model before it is built.

@@ -1,4 +1,4 @@
-"""From what a caller has to token ids."""
+"""Text in, text out: `generate`, `stream_generate` and stop strings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import mlx.core as mx
 from typing_extensions import Protocol, Unpack
 
 from speculate.decoding.block import Token
-from speculate.decoding.config import check_model, checked_count
+from speculate.decoding.config import check_model, validated_count
 from speculate.decoding.decoder import Decoder, default_strategy
 from speculate.errors import OptionError, PromptError
 from speculate.proposers.draft_model import DraftModel
@@ -36,36 +36,51 @@ if TYPE_CHECKING:
 
 
 Prompt = str | Sequence[int] | mx.array
-"""Text, or token ids `(T,)`."""
+"""A string, or token ids `(T,)`."""
+
+EQUIVALENTS: Final[Mapping[str, str]] = {
+    "temp": "sampling=Sampling(temperature=...)",
+    "sampler": "sampling=sampler",
+    "depth": "strategy=Fixed(proposer, depth=...)",
+    "proposer": "strategy=Fixed(proposer, depth=3) or strategy=Adaptive(proposer)",
+    "input_embeddings": "prompt=ids, since embeddings are not supported",
+    "eos_token_ids": "adapt(model, eos_token_ids=...)",
+    "stop_tokens": "adapt(model, eos_token_ids=...), or stop= for strings",
+    "history": "Decoder.generate(..., history=...)",
+}
+"""Option names of mlx-lm or of other functions, and what to pass here instead."""
 
 
 def encode(
     tokenizer: TokenizerWrapper, prompt: Prompt, *, chat_template: bool = False
 ) -> list[int]:
-    """Token ids of a prompt, as mlx-lm makes them.
+    """Encode a prompt as mlx-lm does.
 
     Args:
-        tokenizer: The model's.
-        prompt: Text or ids. Text gets the tokenizer's special tokens, unless it begins
-            with the first of them already.
-        chat_template: Put text into the tokenizer's chat template, as a user's message.
+        tokenizer: The model's tokenizer.
+        prompt: A string or token ids. Special tokens are added to a string unless it already
+            begins with the tokenizer's BOS token.
+        chat_template: Apply the tokenizer's chat template to a string, as one user message.
+
+    Returns:
+        Token ids.
 
     Raises:
-        OptionError: There is no chat template, or the prompt is not text.
-        PromptError: They are no ids, or come as an array of another shape.
+        OptionError: The tokenizer has no chat template, or the prompt is not a string.
+        PromptError: The prompt holds no token ids, or is an array of another shape.
     """
     validated_flag("chat_template", chat_template)
     if isinstance(prompt, str):
         return _encode_chat(tokenizer, prompt) if chat_template else _encode_text(tokenizer, prompt)
     if chat_template:
-        raise OptionError("chat_template needs a prompt of text; ids are past that")
+        raise OptionError("chat_template needs a text prompt, not token ids")
     if not isinstance(prompt, mx.array):
         try:
             return plain_ids(prompt)
         except TypeError as error:
-            raise PromptError(f"a prompt is text or token ids, and {error}") from error
+            raise PromptError(f"a prompt must be text or token ids: {error}") from error
     if prompt.ndim != 1:
-        raise PromptError(f"a prompt of ids has the shape (T,), got {prompt.shape}")
+        raise PromptError(f"an array of token ids must have the shape (T,), got {prompt.shape}")
     return cast("list[int]", prompt.tolist())
 
 
@@ -77,7 +92,7 @@ def _encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
 
 def _encode_chat(tokenizer: TokenizerWrapper, text: str) -> list[int]:
     if not tokenizer.has_chat_template:
-        raise OptionError("the tokenizer has no chat template: leave chat_template out")
+        raise OptionError("the tokenizer has no chat template: omit chat_template")
     message = {"role": "user", "content": text}
     ids = tokenizer.apply_chat_template([message], add_generation_prompt=True)
     return cast("list[int]", ids)
@@ -85,22 +100,22 @@ def _encode_chat(tokenizer: TokenizerWrapper, text: str) -> list[int]:
 
 @final
 class StopStrings:
-    """Lets text through up to the first stop string.
+    """Passes text through up to the first stop string.
 
-    Where the text is cut does not depend on how it came in pieces: the string that is
-    complete first counts. What may still become a stop string is held back.
+    The stop string that is completed first wins, so the cut does not depend on how the text
+    was split into pieces. A suffix that may still become a stop string is held back.
 
     Args:
-        strings: One string, or several.
+        strings: One stop string, or several.
 
     Raises:
-        OptionError: One is empty, or no string.
+        OptionError: A stop string is empty or not a string.
     """
 
     def __init__(self, strings: str | Sequence[str]) -> None:
         several: object = [strings] if isinstance(strings, str) else strings
         if isinstance(several, bytes) or not isinstance(several, Iterable):
-            refuse("stop", "a stop string, or several", strings)
+            refuse("stop", "a stop string or a sequence of them", strings)
         self._strings = [validated_text("a stop string", text) for text in several]
         self._held = ""
         self._found = False
@@ -111,7 +126,7 @@ class StopStrings:
         return self._found
 
     def feed(self, text: str) -> str:
-        """Take in the next piece; return what is sure to come before any stop string."""
+        """Add a piece of text, and return what certainly precedes any stop string."""
         if self._found:
             return ""
         text = self._held + text
@@ -124,13 +139,13 @@ class StopStrings:
         return text[:sure]
 
     def flush(self) -> str:
-        """The text is over: return what was held back."""
+        """Return the text that was held back; call it at the end of the text."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop` and is not all of it."""
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
@@ -140,13 +155,13 @@ class Detokenizer(Protocol):
 
     @property
     def last_segment(self) -> str:
-        """Text that has become readable since this was read last."""
+        """Text completed since the last read."""
 
     def add_token(self, token: int, /) -> None:
-        """Take in a token."""
+        """Add a token."""
 
     def finalize(self) -> None:
-        """Make readable what waited for more tokens."""
+        """Flush bytes that were waiting for more tokens."""
 
 
 @final
@@ -154,8 +169,8 @@ class Writer:
     """Turns tokens into text, up to a stop string.
 
     Args:
-        tokenizer: The model's.
-        stops: What ends the text.
+        tokenizer: The model's tokenizer.
+        stops: The stop strings.
     """
 
     def __init__(self, tokenizer: TokenizerWrapper, stops: StopStrings) -> None:
@@ -163,7 +178,7 @@ class Writer:
         self._stops = stops
 
     def write(self, token: Token) -> tuple[str, str | None]:
-        """Text that `token` completes, and why the text ends with it, if it does."""
+        """Return the text that `token` completes, and the finish reason or `None`."""
         reason = token.finish_reason
         if reason != "stop":
             self._detokenizer.add_token(token.id)
@@ -177,10 +192,10 @@ class Writer:
 
 @final
 class Meter:
-    """Counts and times tokens, as mlx-lm does. Make it when the first one is asked for.
+    """Counts and times tokens as mlx-lm does. Create it just before the first token.
 
     Args:
-        prompt_tokens: Tokens of the prompt.
+        prompt_tokens: Length of the prompt, in tokens.
     """
 
     def __init__(self, prompt_tokens: int) -> None:
@@ -192,7 +207,7 @@ class Meter:
     def response(
         self, token: Token, logprobs: mx.array, text: str, reason: str | None
     ) -> GenerationResponse:
-        """What mlx-lm yields for the next token."""
+        """Build mlx-lm's response for the next token."""
         from mlx_lm.generate import GenerationResponse
 
         now = time.perf_counter()
@@ -215,21 +230,8 @@ class Meter:
         )
 
 
-ELSEWHERE: Final[Mapping[str, str]] = {
-    "temp": "sampling=Sampling(temperature=...)",
-    "sampler": "sampling=sampler",
-    "depth": "strategy=Fixed(proposer, depth=...)",
-    "proposer": "strategy=Fixed(proposer, depth=3) or strategy=Adaptive(proposer)",
-    "input_embeddings": "prompt=ids, since embeddings are not supported",
-    "eos_token_ids": "adapt(model, eos_token_ids=...)",
-    "stop_tokens": "adapt(model, eos_token_ids=...), or stop= for strings",
-    "history": "Decoder.generate(..., history=...)",
-}
-"""Names that callers know from mlx-lm or from other functions, and what says the same here."""
-
-
 class DecoderOptions(TypedDict, total=False):
-    """Options that go on to `Decoder`, where they are explained."""
+    """Options passed on to `Decoder`, which documents them."""
 
     logits_processors: Sequence[Callable[[mx.array, mx.array], mx.array]]
     kv_bits: int | None
@@ -257,39 +259,38 @@ def stream_generate(
     num_draft_tokens: int | None = None,
     **options: Unpack[DecoderOptions],
 ) -> Generator[GenerationResponse, None, None]:
-    """Generate text token by token, as mlx-lm's function of this name does.
+    """Generate text token by token, like mlx-lm's function of the same name.
 
     Args:
         model: The target, from `speculate.load` or `speculate.adapt`.
-        tokenizer: Its tokenizer. Its end-of-text ids end the text, besides the model's own.
-        prompt: Text, or ids. On a later turn over the same cache only the new ones.
-        strategy: Who drafts, and how much; see `Decoder`.
-        sampling: How tokens are chosen: options, or a sampler of mlx-lm; greedy by default.
-        max_tokens: Tokens to generate; -1 for no limit.
-        stop: Strings that end the text. The text is cut in front of the first one, wherever
-            its tokens break. The cache then holds everything up to the token that completed
-            the string.
-        chat_template: Put a prompt of text into the tokenizer's chat template.
-        prompt_cache: See `Decoder.generate`. With the last response it is given back.
-        draft_model: In place of `strategy`, as in mlx-lm: a smaller model from
-            `speculate.load` or `speculate.adapt`. It drafts besides the model's own head and
-            a lookup, as much as pays.
-        num_draft_tokens: With a draft model: it drafts alone, so many tokens in each round.
-        **options: See `Decoder`. Runs on mlx-lm's generation stream by default.
+        tokenizer: The target's tokenizer. Its end-of-text ids stop generation, in addition to
+            the model's own.
+        prompt: A string or token ids `(T,)`. On later turns over a cache, only the new part.
+        strategy: Which proposer drafts and how many tokens; see `Decoder`.
+        sampling: Sampling options, or an mlx-lm sampler; greedy by default.
+        max_tokens: Most tokens to generate; -1 for no limit.
+        stop: Stop strings. The text is cut before the first one, even inside a token. The cache
+            then holds everything up to the token that completed the stop string.
+        chat_template: Apply the tokenizer's chat template to a text prompt.
+        prompt_cache: See `Decoder.generate`. It is usable again with the last response.
+        draft_model: In place of `strategy`, a smaller adapted model. It is used alongside the
+            target's own head and prompt lookup, whenever drafting is expected to save time.
+        num_draft_tokens: Tokens that the draft model drafts each round, with no other proposer.
+        **options: See `Decoder`. `stream` is mlx-lm's generation stream by default.
 
     Returns:
-        A response a token, as in mlx-lm: `text` may be empty, and leaves out the end-of-text
-        token; `from_draft` tells an accepted draft; the last has a `finish_reason`.
+        One mlx-lm response per token: `text` may be empty and excludes the end-of-text token;
+        `from_draft` marks an accepted draft; the last response has a `finish_reason`.
 
     Raises:
-        OptionError: An option cannot be used, `max_tokens=0` among them.
-        PromptError: The prompt is empty, or has ids that the model has not.
+        OptionError: An option cannot be used, such as `max_tokens=0`.
+        PromptError: The prompt is empty or has ids outside the model's vocabulary.
     """
     from mlx_lm.generate import generation_stream
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
     _check_names(options)
-    if checked_count(max_tokens) == 0:
+    if validated_count(max_tokens) == 0:
         raise OptionError("max_tokens must not be 0 (-1: no limit)")
     strategy = _strategy(model, strategy, draft_model, num_draft_tokens)
     if not isinstance(tokenizer, TokenizerWrapper):
@@ -298,7 +299,7 @@ def stream_generate(
     ids = encode(tokenizer, prompt, chat_template=chat_template)
     stream = options["stream"] = options.get("stream") or generation_stream
     decoder = Decoder(model, strategy, sampling, **options)
-    # A tokenizer may know ids that the model has no column for: they never come.
+    # A tokenizer may have ids beyond the model's vocabulary; they are never emitted.
     ends = {id_ for id_ in tokenizer.eos_token_ids if id_ in range(model.vocab_size)}
     tokens = decoder.generate(ids, max_tokens, prompt_cache, ends)
     return _responses(model, tokens, Writer(tokenizer, stops), len(ids), stream)
@@ -320,22 +321,29 @@ def generate(
     verbose: bool = False,
     **options: Unpack[DecoderOptions],
 ) -> str:
-    """Generate a text, as mlx-lm's function of this name does.
+    """Generate text, like mlx-lm's function of the same name.
 
     Args:
-        model: See `stream_generate` for this and all that is not explained here.
-        tokenizer: The model's.
-        prompt: Text, or ids.
-        strategy: Who drafts, and how much.
-        sampling: How tokens are chosen.
-        max_tokens: Tokens to generate; -1 for no limit.
-        stop: Strings that end the text.
-        chat_template: Put a prompt of text into the tokenizer's chat template.
-        prompt_cache: A list of caches.
+        model: The target. `stream_generate` documents the options in full.
+        tokenizer: The target's tokenizer.
+        prompt: A string or token ids.
+        strategy: Which proposer drafts and how many tokens.
+        sampling: Sampling options, or an mlx-lm sampler.
+        max_tokens: Most tokens to generate; -1 for no limit.
+        stop: Stop strings.
+        chat_template: Apply the tokenizer's chat template to a text prompt.
+        prompt_cache: The target's list of caches.
         draft_model: A smaller model, in place of a strategy.
-        num_draft_tokens: Tokens that it drafts in each round.
-        verbose: Print the text as it comes, and mlx-lm's three lines of figures.
+        num_draft_tokens: Tokens that the draft model drafts each round.
+        verbose: Print the text as it is generated, then mlx-lm's three lines of figures.
         **options: See `Decoder`.
+
+    Returns:
+        The generated text.
+
+    Raises:
+        OptionError: An option cannot be used.
+        PromptError: The prompt is empty or has ids outside the model's vocabulary.
     """
     validated_flag("verbose", verbose)
     responses = stream_generate(
@@ -356,19 +364,19 @@ def generate(
 
 
 def _check_names(options: Mapping[str, object]) -> None:
-    """Refuse options that there are none of, and name what stands for those of mlx-lm.
+    """Refuse unknown options, and name the equivalents of mlx-lm's.
 
     Raises:
-        OptionError: There is one.
+        OptionError: An option is unknown.
     """
     unknown = sorted(options.keys() - DecoderOptions.__annotations__.keys())
     if not unknown:
         return
     fields = {field.name for field in attrs.fields(Sampling)}
     sampled = {name: f"sampling=Sampling({name}=...)" for name in fields}
-    known = {**sampled, **ELSEWHERE}
+    known = {**sampled, **EQUIVALENTS}
     remedies = [f"in place of {name} give {known[name]}" for name in unknown if name in known]
-    others = "strategy= says who drafts, sampling= how tokens are chosen, and the rest is Decoder's"
+    others = "strategy= configures drafting, sampling= configures sampling, the rest is Decoder's"
     raise OptionError(f"no option is called {', '.join(unknown)}: {'; '.join([*remedies, others])}")
 
 
@@ -378,22 +386,22 @@ def _strategy(
     draft_model: SpeculativeModel | None,
     num_draft_tokens: int | None,
 ) -> Strategy | None:
-    """What `draft_model` and `num_draft_tokens` say, in mlx-lm's words, as a strategy.
+    """Turn mlx-lm's `draft_model` and `num_draft_tokens` into a strategy.
 
     Raises:
-        OptionError: They do not go together, or one cannot be used.
+        OptionError: The options conflict, or one cannot be used.
     """
     if draft_model is None:
         if num_draft_tokens is not None:
             raise OptionError(
-                "num_draft_tokens goes with draft_model: for other proposers give strategy=, as "
+                "num_draft_tokens needs draft_model: for other proposers pass strategy=, such as "
                 "strategy=Fixed(MTPChain(), depth=3)"
             )
         return strategy
     if strategy is not None:
         raise OptionError(
-            "draft_model goes without a strategy: give strategy=Fixed(DraftModel(draft), depth=3) "
-            "or strategy=Adaptive(DraftModel(draft)) alone"
+            "draft_model and strategy exclude each other: pass only "
+            "strategy=Fixed(DraftModel(draft), depth=3) or strategy=Adaptive(DraftModel(draft))"
         )
     check_model(draft_model, "draft_model")
     drafter = DraftModel(draft_model)

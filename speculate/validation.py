@@ -1,6 +1,6 @@
-"""Checks of options: each names the option, what is allowed, and the value that was given.
+"""Option checks. Each error names the option, the allowed values and the given value.
 
-They return plain Python values, so that integers of NumPy do not go on into MLX.
+Checks return plain Python values, so that NumPy integers are not passed on to MLX.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from speculate.errors import OptionError
 
 FunctionT = TypeVar("FunctionT")
 
-SHOWN: Final = 200
-"""Most characters that are shown of a value."""
+MAX_SHOWN: Final = 200
+"""Longest value that an error quotes in full, in characters."""
 
 
 def refuse(name: str, allowed: str, value: object) -> NoReturn:
-    """Raise for an option that cannot be used.
+    """Raise an error for an invalid option.
 
     Args:
-        name: The option's.
-        allowed: What it must be, as "an integer from 0 to 48".
-        value: What was given.
+        name: Name of the option.
+        allowed: The allowed values, such as "an integer from 0 to 48".
+        value: The given value.
 
     Raises:
         OptionError: Always.
     """
     given = repr(value)
-    if len(given) > SHOWN:
-        given = given[:SHOWN] + " ..."
+    if len(given) > MAX_SHOWN:
+        given = given[:MAX_SHOWN] + " ..."
     raise OptionError(f"{name} must be {allowed}, got {given}")
 
 
@@ -45,18 +45,18 @@ def validated_integer(
     among: Sequence[int] = (),
     note: str = "",
 ) -> int:
-    """An integer in a range. `True` and `False` are none.
+    """Validate an integer; `True` and `False` are refused.
 
     Args:
-        name: The option's name.
-        value: What was given: an `int`, or another library's.
-        low: Least that is allowed, if there is one.
-        high: Most that is allowed, if there is one; only together with `low`.
-        among: The only integers that are allowed; none given, any in the range.
-        note: Said after what is allowed, in parentheses.
+        name: Name of the option.
+        value: The given value: an `int` or another library's integer.
+        low: Smallest allowed value, if any.
+        high: Largest allowed value, if any; needs `low`.
+        among: The allowed integers; if empty, the whole range.
+        note: Added to the allowed values in the error, in parentheses.
 
     Raises:
-        OptionError: It is no integer, or out of range.
+        OptionError: The value is not an integer or is out of range.
     """
     found = None if isinstance(value, bool) else _index(value)
     if among and found not in among:
@@ -69,10 +69,10 @@ def validated_integer(
 def validated_optional_integer(
     name: str, value: object, low: int | None = None, note: str = ""
 ) -> int | None:
-    """An integer of at least `low`, or `None`.
+    """Validate an integer of at least `low`, or `None`.
 
     Raises:
-        OptionError: It is neither.
+        OptionError: The value is neither.
     """
     note = f"{note}; or None" if note else "or None"
     return None if value is None else validated_integer(name, value, low, note=note)
@@ -81,10 +81,10 @@ def validated_optional_integer(
 def validated_number(
     name: str, value: object, low: float | None = None, high: float | None = None
 ) -> float:
-    """A finite number in a range. `True` and `False` are none.
+    """Validate a finite number; `True` and `False` are refused.
 
     Raises:
-        OptionError: It is no number, not finite, or out of range.
+        OptionError: The value is not a number, not finite or out of range.
     """
     found = math.nan
     if not isinstance(value, bool) and isinstance(value, numbers.Real):
@@ -96,10 +96,10 @@ def validated_number(
 
 
 def validated_choice(name: str, value: object, choices: Sequence[str | None]) -> None:
-    """Refuse what is not among a few words.
+    """Validate one of a few words.
 
     Raises:
-        OptionError: It is not among them.
+        OptionError: The value is not one of them.
     """
     if not isinstance(value, str | None) or value not in choices:
         *first, last = map(repr, choices)
@@ -107,20 +107,20 @@ def validated_choice(name: str, value: object, choices: Sequence[str | None]) ->
 
 
 def validated_flag(name: str, value: object) -> None:
-    """Refuse what is neither `True` nor `False`: "no" would count as true.
+    """Validate a bool; other truthy values such as "no" are refused.
 
     Raises:
-        OptionError: It is neither.
+        OptionError: The value is not a bool.
     """
     if not isinstance(value, bool):
         refuse(name, "True or False", value)
 
 
 def validated_text(name: str, value: object) -> str:
-    """Refuse what is no text, or is empty.
+    """Validate a string that is not empty.
 
     Raises:
-        OptionError: It is.
+        OptionError: The value is empty or not a string.
     """
     if not isinstance(value, str) or not value:
         refuse(name, "text, and not empty", value)
@@ -128,10 +128,10 @@ def validated_text(name: str, value: object) -> str:
 
 
 def validated_function(name: str, value: FunctionT) -> FunctionT:
-    """Refuse what cannot be called and is not `None`.
+    """Validate a callable or `None`.
 
     Raises:
-        OptionError: It cannot.
+        OptionError: The value is neither.
     """
     if value is not None and not callable(value):
         refuse(name, "a function or None", value)
@@ -139,15 +139,18 @@ def validated_function(name: str, value: FunctionT) -> FunctionT:
 
 
 def validated_ids(name: str, ids: object, vocab_size: int | None = None) -> list[int]:
-    """Token ids on the host: MLX does not check what it looks up.
+    """Validate token ids, because MLX does not check embedding indices.
 
     Args:
-        name: The option's name.
-        ids: Integers, in any iterable, an array of one axis among them.
-        vocab_size: How many the model has, where that is known.
+        name: Name of the option.
+        ids: An iterable of integers; one-dimensional arrays are allowed.
+        vocab_size: Size of the vocabulary, if known.
+
+    Returns:
+        The ids as Python integers.
 
     Raises:
-        OptionError: They are no integers, or out of range.
+        OptionError: An id is not an integer or is out of range.
     """
     allowed = "token ids"
     allowed += " of at least 0" if vocab_size is None else f" from 0 to {vocab_size - 1}"
@@ -163,10 +166,10 @@ def validated_ids(name: str, ids: object, vocab_size: int | None = None) -> list
 
 
 def plain_ids(ids: object) -> list[int]:
-    """Integers of any kind as Python's. Those of bytes and of text are no ids.
+    """Convert integers of any kind to Python's. Bytes and strings are refused.
 
     Raises:
-        TypeError: They are no integers.
+        TypeError: The values are not integers.
     """
     if isinstance(ids, str | bytes | bytearray):
         raise TypeError(f"{type(ids).__name__} holds no token ids")
@@ -174,10 +177,10 @@ def plain_ids(ids: object) -> list[int]:
 
 
 def validated_mapping(name: str, value: object) -> None:
-    """Refuse what is neither a mapping nor `None`.
+    """Validate a mapping or `None`.
 
     Raises:
-        OptionError: It is neither.
+        OptionError: The value is neither.
     """
     if value is not None and not isinstance(value, Mapping):
         refuse(name, "a mapping or None", value)

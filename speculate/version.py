@@ -1,14 +1,14 @@
-"""Versions, told here so that they are known where no package metadata is installed."""
+"""Versions of this package and of MLX, available without installed package metadata."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 
 VERSION = "0.1.0"
-"""Of this package; its build reads this line."""
+"""Version of this package; the build reads this line."""
 
 
 def mlx_version() -> str:
-    """Of MLX."""
+    """Return the version of MLX."""
     found: str = mx.__version__  # type: ignore[attr-defined]  # not in its stubs
     return found

@@ -69,11 +69,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a model drafts": (lambda: sp.Fixed(cast(Any, MODEL), 3), OptionError, "is not a proposer"),
     "a class": (lambda: sp.Fixed(CHAIN, 3), OptionError, "MTPChain is a class"),
     "a list": (lambda: sp.Adaptive(cast(Any, [sp.MTPChain()])), OptionError, "separate arguments"),
-    "no plan": (lambda: decode(Planless()), sp.SpeculateError, "no Plan but a NoneType"),
+    "no plan": (lambda: decode(Planless()), sp.SpeculateError, "a NoneType, not a Plan"),
     "a list of drafts": (
         lambda: decode(sp.Fixed(cast(Any, Lists()), 2)),
         sp.SpeculateError,
-        "'lookup' gave no Draft but a list",
+        "'lookup' returned a list, not a Draft",
     ),
     "a seed": (lambda: sp.Sampling(seed=cast(Any, 1.5)), OptionError, "an integer"),
     "a list of tokens": (

@@ -1,10 +1,10 @@
-"""Whether mlx-vlm's drafter loads the heads that `speculate extract-head` and `convert` write.
+"""Checks that mlx-vlm's drafter loads the heads that `extract-head` and `convert` write.
 
     python3 -m venv vlm && vlm/bin/pip install 'mlx-vlm==0.7.10' 'mlx[cpu]'
     .venv/bin/python tools/check_mlx_vlm.py vlm/bin/python
 
-The two never share a process: this one extracts heads and computes their logits, the other
-one loads them with mlx-vlm alone and computes its own. Prints the largest difference for each.
+Runs two processes: this one extracts heads and computes their logits, the other one loads them
+with mlx-vlm alone and computes its own. Prints the largest difference for each head.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.checkpoints import tiny
 
 ROWS: Final = 24
 TOLERANCE: Final = 1e-5
-"""Of the largest logit: what float32 sums in another order may differ by."""
+"""Allowed difference as a fraction of the largest logit: float32 sums may be reordered."""
 
 THEIRS: Final = """
 import json, sys
@@ -90,7 +90,7 @@ def raw_and_single(head: tiny.Weights) -> tiny.Weights:
 
 
 TWO_LAYERS: Final = "two layers"
-"""Which mlx-vlm 0.7.10 refuses: it forgets how many there are, and builds one."""
+"""mlx-vlm 0.7.10 refuses this case: it loses the number of layers, and builds one."""
 
 CONVERTED: Final = "experts, a whole model by `speculate convert -q`"
 
@@ -107,7 +107,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], Layout, list[str]]]] = {
     TWO_LAYERS: ("qwen3_5", {"layers": 2}, dict, []),
 }
 ROPE: Final = {"type": "default", "rope_theta": 100_000, "partial_rotary_factor": 0.25}
-"""As mlx-lm has it by default. mlx-vlm's default splits the positions of a wider head."""
+"""mlx-lm's default. mlx-vlm's default splits the positions of a wider head."""
 
 
 def prepare(folder: Path, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Draws the layers and the round from the imports and methods of the code itself.
+"""Draws the package's layers and a decoding round from the code's imports and methods.
 
 `python tools/draw_architecture.py` writes `docs/assets/layers.svg` and `docs/assets/round.svg`;
 a test fails when they are out of date.
@@ -18,17 +18,17 @@ PACKAGE: Final = ROOT / "speculate"
 EVERYWHERE: Final = ("protocols", "validation", "errors")
 
 STEPS: Final = (
-    ("plan", "decoding.planner", "Planner.take", "asks the strategy who drafts, and how much"),
-    ("propose", "decoding.drafting", "Drafting.draft", "the proposer guesses k tokens"),
-    ("forward", "decoding.target", "Target.forward", "the target reads k + 1 rows"),
-    ("accept", "sampling.sampler", "TokenSampler.verify", "accepted drafts and the bonus token"),
-    ("wait", "decoding.target", "Target.evaluate", "the round's one synchronisation"),
-    ("emit", "decoding.token", "tokens_of", "drafts that stand, then the target's own token"),
-    ("keep", "decoding.target", "Target.keep", "every cache takes the rest back"),
-    ("tell", "decoding.drafting", "Drafting.tell", "every proposer hears what the text is"),
-    ("observe", "decoding.account", "Account.close", "the strategy learns what it gave"),
+    ("plan", "decoding.run", "Planner.next_plan", "the strategy plans a proposer and a depth"),
+    ("propose", "decoding.proposers", "ProposerPool.draft", "the proposer drafts k tokens"),
+    ("forward", "decoding.target", "TargetRunner.forward", "the target scores k + 1 rows"),
+    ("verify", "sampling.sampler", "TokenSampler.verify", "accepts a prefix, adds the bonus token"),
+    ("wait", "decoding.target", "TargetRunner.evaluate", "the round's one synchronisation"),
+    ("emit", "decoding.block", "Block.tokens", "accepted drafts, then the bonus token"),
+    ("keep", "decoding.target", "TargetRunner.keep", "every cache rolls back rejected drafts"),
+    ("commit", "decoding.proposers", "ProposerPool.commit", "notifies every proposer"),
+    ("observe", "decoding.stats", "Account.close", "counts the round, notifies the strategy"),
 )
-"""A round, in order: what happens, in which module, by what, and what that is."""
+"""The steps of a round in order: name, module, method and explanation."""
 
 STYLE: Final = (
     "text{font-family:system-ui,sans-serif;font-size:13px;fill:#1f2430}"
@@ -51,7 +51,7 @@ def layers() -> list[list[str]]:
 
 
 def imports() -> set[tuple[str, str]]:
-    """Which folder imports which."""
+    """Return the (importing, imported) pairs of folders."""
     found = set()
     for path in sorted(PACKAGE.rglob("*.py")):
         folder = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -63,7 +63,7 @@ def imports() -> set[tuple[str, str]]:
 
 
 def draw_layers() -> str:
-    """Folders by layer; an arrow for each pair that imports, except towards the base."""
+    """Draw folders by layer, with an arrow for each import except to the shared base."""
     rows, places, parts = layers(), {}, []
     width, height, gap = 132, 38, 22
     total = max(len(row) for row in rows) * (width + gap) + gap
@@ -85,7 +85,7 @@ def draw_layers() -> str:
 
 
 def draw_round() -> str:
-    """The steps of a round, downwards, with who does each."""
+    """Draw the steps of a round from top to bottom, with the method of each."""
     parts: list[str] = []
     for index, (step, module, member, what) in enumerate(STEPS):
         _check(module, member)
@@ -100,7 +100,7 @@ def draw_round() -> str:
 
 
 def pictures() -> dict[Path, str]:
-    """Files and what belongs in them."""
+    """Return the content of each picture file."""
     assets = ROOT / "docs" / "assets"
     return {assets / "layers.svg": draw_layers(), assets / "round.svg": draw_round()}
 
@@ -120,7 +120,7 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def _check(module: str, member: str) -> None:
-    """Fail where a step of the picture is no longer in the code."""
+    """Fail if a step of the picture is no longer in the code."""
     body: Iterable[ast.stmt] = ast.parse(
         (PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
     ).body
@@ -131,7 +131,7 @@ def _check(module: str, member: str) -> None:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
         ]
         if not found:
-            raise LookupError(f"speculate.{module} has no {member}: mend STEPS in {__file__}")
+            raise LookupError(f"speculate.{module} has no {member}: update STEPS in {__file__}")
         body = found[0].body
 
 

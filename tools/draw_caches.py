@@ -1,4 +1,4 @@
-"""Draws why a KV cache goes back easily, and a window and a recurrent state do not.
+"""Draws why a KV cache rewinds easily, and a window and a recurrent state do not.
 
 `python tools/draw_caches.py` writes `docs/assets/caches.svg`.
 """
@@ -41,13 +41,14 @@ def arrow(x: float, y: float, length: float) -> str:
 
 
 def draw() -> str:
-    """Three caches after `a b c d e f` and the drafts `X Y Z`, of which `X` stands."""
+    """Draw three caches after `a b c d e f` and the drafts `X Y Z`, of which `X` is accepted."""
     old: list[Cell] = [(letter, "text") for letter in "abcdef"]
     drafts: list[Cell] = [("X", "kept"), ("Y", "wrong"), ("Z", "wrong")]
-    parts = [text(20, 28, "Full attention: a row for each token. Going back moves an index.")]
+    parts = [text(20, 28, "Full attention: a row for each token. A rewind moves an index.")]
     parts += row(20, 42, [*old, *drafts])
-    parts += [text(20 + 7 * CELL, 96, "end", "small", "middle"), text(350, 64, "X stands", "small")]
-    parts.append(text(20, 140, "Sliding window of six rows: what Y and Z wrote over is gone."))
+    parts.append(text(20 + 7 * CELL, 96, "end", "small", "middle"))
+    parts.append(text(350, 64, "X is accepted", "small"))
+    parts.append(text(20, 140, "Sliding window of six rows: what Y and Z overwrote is lost."))
     parts += row(20, 154, [*drafts, ("d", "text"), ("e", "text"), ("f", "text")])
     parts.append(text(350, 176, "b and c are needed again", "small"))
     parts.append(text(20, 232, "Recurrent state: one matrix that every token changes."))
@@ -58,7 +59,7 @@ def draw() -> str:
     parts += row(192, 246, [("S", "wrong")])
     parts += [arrow(232, 263, 40), text(252, 254, "Z", "small", "middle")]
     parts += row(278, 246, [("S", "wrong")])
-    parts.append(text(350, 268, "only the last one is there", "small"))
+    parts.append(text(350, 268, "only the last state is stored", "small"))
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 560 300" role="img">'
         f"<title>Three kinds of caches</title><style>{STYLE}</style>"

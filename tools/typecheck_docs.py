@@ -1,7 +1,7 @@
 """Type-check every python block of README.md and docs/, and examples/, as a reader would.
 
-Runs `mypy` in an empty folder, so that `speculate` is seen as a user sees the installed package:
-with the settings that docs/start.md tells to have, and without this repository's own.
+Runs `mypy` in an empty folder, so that `speculate` is checked as an installed package: with the
+settings that docs/start.md recommends, and without this repository's own.
 """
 
 import re
@@ -29,7 +29,7 @@ def write(example: CodeExample, number: int, folder: Path) -> Path:
 
 
 def settings() -> str:
-    """What docs/start.md tells to put into `pyproject.toml`."""
+    """Return the mypy settings that docs/start.md recommends."""
     page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     (found,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     return str(found)

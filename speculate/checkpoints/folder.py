@@ -219,7 +219,7 @@ REASON_LIMIT: Final = 300
 """Most characters that are quoted of another library's error."""
 
 
-def locate(
+def resolve_checkpoint(
     path_or_repo: str | Path, revision: str | None = None, *, head_only: bool = False
 ) -> Path:
     """A path that exists: the given one, or that of a downloaded hub repository.
@@ -252,7 +252,7 @@ def locate(
 
 
 @contextmanager
-def explained(folder: Path, what: str) -> Iterator[None]:
+def wrap_errors(folder: Path, what: str) -> Iterator[None]:
     """Turn whatever another library raises over a folder into an error that names it.
 
     Raises:
@@ -263,10 +263,10 @@ def explained(folder: Path, what: str) -> Iterator[None]:
     except SpeculateError:
         raise
     except Exception as error:
-        raise CheckpointError(f"{folder}: {what}: {one_line(error)}") from error
+        raise CheckpointError(f"{folder}: {what}: {summarize_error(error)}") from error
 
 
-def one_line(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """An error in a line: its kind and its text, cut where that is long."""
     text = " ".join(str(error).split())
     if len(text) > REASON_LIMIT:

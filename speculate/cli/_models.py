@@ -51,9 +51,9 @@ def find_checkpoint(
     if is_bundled(name):
         return demo_folder(name or DEMO_MODELS[0])
     # Imports mlx-lm.
-    from speculate.checkpoints.folder import locate
+    from speculate.checkpoints.folder import resolve_checkpoint
 
-    return locate(name or DEMO_MODELS[0], revision, head_only=head_only)
+    return resolve_checkpoint(name or DEMO_MODELS[0], revision, head_only=head_only)
 
 
 def is_bundled(name: str | None) -> bool:

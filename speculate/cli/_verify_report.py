@@ -11,7 +11,7 @@ import attrs
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from speculate.checkpoints.folder import one_line
+from speculate.checkpoints.folder import summarize_error
 from speculate.cli._console import device, json_safe, printable, versions
 from speculate.errors import CheckpointError
 from speculate.protocols import StockModel
@@ -117,7 +117,9 @@ def describe_model(name: str, draft: str | None, target: VerificationTarget) -> 
         noise = target.rounding.noise
         logits = target.oracle.cold(target.ids(0, 1))
     except Exception as error:
-        raise CheckpointError(f"{name}: does not run on this machine: {one_line(error)}") from error
+        raise CheckpointError(
+            f"{name}: does not run on this machine: {summarize_error(error)}"
+        ) from error
     caches = Counter(type(cache).__name__ for cache in target.oracle.caches())
     about = {
         "family": _family(target),

@@ -67,7 +67,7 @@ def run_convert(args: argparse.Namespace) -> int:
     from speculate.checkpoints import find_head, load_trunk, read_head
     from speculate.checkpoints.convert import HEAD_FILE, convert
     from speculate.checkpoints.export import check_apart, check_free, new_folder
-    from speculate.checkpoints.folder import explained
+    from speculate.checkpoints.folder import wrap_errors
     from speculate.loading import check_folder
     from speculate.models.mtp import build_head
 
@@ -80,7 +80,7 @@ def run_convert(args: argparse.Namespace) -> int:
     check_folder(source, None)
     files = find_head(head_source)
     with new_folder(target, replace=args.force) as folder, spinner("Converting ..."):
-        with explained(source, "mlx-lm cannot convert it"), redirect_stdout(StringIO()):
+        with wrap_errors(source, "mlx-lm cannot convert it"), redirect_stdout(StringIO()):
             stock, config = load_trunk(source, lazy=True, trust_remote_code=args.trust_remote_code)
             head = read_head(files)
             # Fails if the head does not fit the model, before gigabytes are written.
@@ -143,7 +143,7 @@ def run_extract(args: argparse.Namespace) -> int:
         new_folder,
         write_drafter,
     )
-    from speculate.checkpoints.folder import explained
+    from speculate.checkpoints.folder import wrap_errors
 
     target: Path = args.output
     check_free(target, replace=args.force)
@@ -152,7 +152,7 @@ def run_extract(args: argparse.Namespace) -> int:
     files = find_head(source)
     with (
         new_folder(target, replace=args.force) as folder,
-        explained(source, "its head cannot be extracted"),
+        wrap_errors(source, "its head cannot be extracted"),
         progress_bars() as shown,
     ):
         head = _read_head(files, args.quantize, shown)

@@ -1,4 +1,4 @@
-"""The parts and options that a text is decoded with."""
+"""The validated parts and options of a decoder."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ import attrs
 import mlx.core as mx
 
 from speculate.decoding.block import to_ints
-from speculate.decoding.proposers import Drafting
+from speculate.decoding.proposers import ProposerPool
 from speculate.errors import OptionError, PromptError
 from speculate.protocols import Observer, Sampler, SpeculativeModel, Strategy
 from speculate.sampling.options import Sampling
 from speculate.validation import plain_ids, refuse, validated_integer
 
 KV_BITS: Final = (2, 3, 4, 5, 6, 8)
+"""Supported widths of quantised cache values, in bits."""
+
 KV_GROUP_SIZES: Final = (32, 64, 128)
+"""Supported numbers of cache values that share a scale."""
 
 
 @final
 @attrs.frozen
 class KVQuantization:
-    """Quantise the rows of full attention once a text is long, as mlx-lm does.
+    """Quantisation of full-attention caches once a sequence is long, as in mlx-lm.
 
     Attributes:
-        bits: Bits a number.
-        group_size: Numbers that share a scale.
-        start: Length of the text from which on rows are quantised, in tokens.
+        bits: Bits per value.
+        group_size: Values that share a scale.
+        start: Sequence length at which quantisation begins, in tokens.
     """
 
     bits: int
@@ -35,13 +38,13 @@ class KVQuantization:
     start: int
 
 
-def checked_quantization(
+def validated_quantization(
     kv_bits: object, kv_group_size: object, quantized_kv_start: object
 ) -> KVQuantization | None:
-    """What three options say of quantised rows; `None` where they say to quantise none.
+    """Validate the options of cache quantisation; `None` if it is off.
 
     Raises:
-        OptionError: One of them cannot be used.
+        OptionError: An option cannot be used.
     """
     group_size = validated_integer("kv_group_size", kv_group_size, among=KV_GROUP_SIZES)
     start = validated_integer("quantized_kv_start", quantized_kv_start, 0)
@@ -52,24 +55,24 @@ def checked_quantization(
 
 @final
 @attrs.frozen(kw_only=True)
-class Setup:
+class DecoderConfig:
     """A decoder's parts and options.
 
     Attributes:
         model: The target.
-        strategy: Who drafts, and how much.
-        drafting: Those who may draft, in step with the text.
-        sampler: Which tokens, and which drafts stand.
-        observer: Hears every round.
-        progress: Called with tokens done and in all, during prefill.
-        prefill_step_size: Tokens of one prefill chunk.
-        max_kv_size: Rows to keep a layer, for models that do not choose.
-        kv: Whether and when to quantise rows.
+        strategy: Plans the proposer and the depth of each round.
+        proposers: The strategy's proposers, kept at the same position in the sequence.
+        sampler: Samples tokens and verifies drafts.
+        observer: Called with every round.
+        progress: Called during prefill with the tokens processed and their total.
+        prefill_step_size: Tokens per prefill chunk.
+        max_kv_size: Most rows per layer, for models that do not make their own caches.
+        kv: Cache quantisation; `None` if it is off.
     """
 
     model: SpeculativeModel
     strategy: Strategy
-    drafting: Drafting
+    proposers: ProposerPool
     sampler: Sampler
     observer: Observer | None = None
     progress: Callable[[int, int], None] | None = None
@@ -78,106 +81,106 @@ class Setup:
     kv: KVQuantization | None = None
 
     def report(self, done: int, total: int) -> None:
-        """Report prefill progress."""
+        """Call the progress callback, if there is one."""
         if self.progress is not None:
             self.progress(done, total)
 
 
 def check_model(model: object, name: str = "model") -> None:
-    """Refuse a model that nothing drives.
+    """Refuse a model without an adapter.
 
     Args:
-        model: What was given.
-        name: As which option.
+        model: The given value.
+        name: Name of the option.
 
     Raises:
-        OptionError: It is one of mlx-lm's own, or no model at all.
+        OptionError: It is an mlx-lm model or not a model.
     """
     kind = f"{type(model).__module__}.{type(model).__name__}"
-    # These are modules of MLX, which are dictionaries of their parts.
+    # MLX modules are dictionaries of their parts.
     if isinstance(model, dict):
         raise OptionError(
-            f"{name}: {kind} is no model that can take tokens back: wrap a model of mlx-lm, as "
+            f"{name}: {kind} cannot roll back tokens: wrap an mlx-lm model with "
             "speculate.adapt(model)"
         )
     if not isinstance(model, SpeculativeModel):
         raise OptionError(
-            f"{name} must be one that can take tokens back, got {kind}: pass the first of the two "
-            "that speculate.load(path) returns, or speculate.adapt(model) for a model of mlx-lm"
+            f"{name} must be a SpeculativeModel, got {kind}: pass the model that "
+            "speculate.load(path) returns, or speculate.adapt(model) for an mlx-lm model"
         )
 
 
 def check_strategy(strategy: object) -> None:
-    """Refuse what is no strategy, and proposers that the counters could not tell apart.
+    """Refuse an invalid strategy, or one with two proposers of the same name.
 
     Raises:
-        OptionError: It is none, or two of its proposers share a name.
+        OptionError: It is not a strategy, or two of its proposers share a name.
     """
     if isinstance(strategy, type) or not isinstance(strategy, Strategy):
         raise OptionError(
             f"strategy must be an object such as Fixed(proposer, depth=3), got {strategy!r}: "
-            f"{type(strategy).__name__} is no strategy"
+            f"{type(strategy).__name__} is not a strategy"
         )
     names = [proposer.name for proposer in strategy.proposers]
     if len(set(names)) < len(names):
         raise OptionError(f"two proposers of one strategy share a name: {', '.join(names)}")
 
 
-def checked_prompt(prompt: Sequence[int] | mx.array, vocab_size: int) -> list[int]:
-    """The prompt on the host, if a model of that vocabulary can take it.
+def validated_prompt(prompt: Sequence[int] | mx.array, vocab_size: int) -> list[int]:
+    """Validate a prompt and copy it to the host.
 
     Raises:
-        PromptError: It cannot.
+        PromptError: It is empty, has ids outside the vocabulary, or is not a row of ids.
     """
     if isinstance(prompt, mx.array) and (
         prompt.ndim != 1 or not mx.issubdtype(prompt.dtype, mx.integer)
     ):
         raise PromptError(
-            f"a prompt is one row of ids, (T,) integers, got {prompt.shape} {prompt.dtype}"
+            f"an array prompt must be (T,) integers, got {prompt.shape} {prompt.dtype}"
         )
     try:
         ids = to_ints(prompt) if isinstance(prompt, mx.array) else plain_ids(prompt)
     except TypeError as error:
         raise PromptError(
-            f"a prompt is a sequence of token ids, and {error}: encode text first"
+            f"a prompt must be a sequence of token ids: {error}. Encode text first"
         ) from error
     if not ids:
         raise PromptError("the prompt is empty: give at least one token id")
     wrong = next((id_ for id_ in ids if not 0 <= id_ < vocab_size), None)
     if wrong is not None:
         raise PromptError(
-            f"prompt id {wrong} is not among the model's {vocab_size}: the tokenizer is "
-            "probably another model's"
+            f"prompt id {wrong} is outside the model's vocabulary of {vocab_size}: the tokenizer "
+            "probably belongs to another model"
         )
     return ids
 
 
-def checked_count(max_tokens: object) -> int:
-    """Tokens to emit at most, -1 for no limit.
+def validated_count(max_tokens: object) -> int:
+    """Validate the most tokens to emit; -1 means no limit.
 
     Raises:
-        OptionError: It is no such number.
+        OptionError: It is not an integer of at least -1.
     """
     return validated_integer("max_tokens", max_tokens, -1, note="-1: no limit")
 
 
 def check_sampling(sampling: object, vocab_size: int) -> None:
-    """Refuse what says nothing about how tokens are chosen.
+    """Refuse invalid sampling options.
 
     Raises:
-        OptionError: It is neither options nor a function, or it has ids that the model has not.
+        OptionError: It is neither a `Sampling` nor a callable, or has ids outside the vocabulary.
     """
     if isinstance(sampling, Sampling):
         sampling.check_ids(vocab_size)
     elif isinstance(sampling, type) or not (sampling is None or callable(sampling)):
-        refuse("sampling", "a Sampling, as Sampling(temperature=0.7), or a sampler", sampling)
+        refuse("sampling", "a Sampling, such as Sampling(temperature=0.7), or a sampler", sampling)
 
 
 def check_processors(processors: object) -> None:
-    """Refuse what is no sequence of functions.
+    """Refuse anything but a sequence of functions.
 
     Raises:
-        OptionError: It is none.
+        OptionError: It is not one.
     """
     if not isinstance(processors, Sequence) or not all(map(callable, processors)):
         refuse(
@@ -186,21 +189,21 @@ def check_processors(processors: object) -> None:
 
 
 def check_stream(stream: object) -> None:
-    """Refuse what is no stream.
+    """Refuse anything but an MLX stream or `None`.
 
     Raises:
-        OptionError: It is none.
+        OptionError: It is neither.
     """
     if not isinstance(stream, mx.Stream | mx.ThreadLocalStream | None):
-        refuse("stream", "a stream of MLX, as mx.new_stream(mx.gpu), or None", stream)
+        refuse("stream", "an MLX stream, such as mx.new_stream(mx.gpu), or None", stream)
 
 
-def check_list(prompt_cache: object) -> None:
-    """Refuse a prompt cache that could not be refilled.
+def require_list(prompt_cache: object) -> None:
+    """Refuse a prompt cache that is not a list, since it could not be refilled.
 
     Raises:
-        OptionError: It is no list.
+        OptionError: It is not a list.
     """
     if prompt_cache is not None and not isinstance(prompt_cache, list):
         kind = type(prompt_cache).__name__
-        raise OptionError(f"prompt_cache must be a list, which is refilled, got a {kind}")
+        raise OptionError(f"prompt_cache must be a list, because it is refilled; got a {kind}")

@@ -1,4 +1,4 @@
-"""What forwards and drafts cost, measured on the text at hand: rewinding makes that possible."""
+"""Measures the time of target forwards and drafts on the current sequence, then rewinds."""
 
 from __future__ import annotations
 
@@ -9,79 +9,85 @@ from typing import Final
 
 import mlx.core as mx
 
-from speculate.decoding.config import Setup
-from speculate.decoding.proposers import checked_draft
-from speculate.decoding.target import Target
+from speculate.decoding.config import DecoderConfig
+from speculate.decoding.proposers import validated_draft
+from speculate.decoding.target import TargetRunner
 from speculate.protocols import Choice, Costs, Fingerprinted, Foresees, Proposer, UsesCosts
 from speculate.version import mlx_version
 
 ROWS: Final = (1, 2, 3, 5, 9)
-"""Widths of the forwards that are timed."""
+"""Rows per timed forward, in tokens."""
 
 REPEATS: Final = 2
-"""Timed runs of each, after one to warm up; the faster one counts."""
+"""Timed runs after one warm-up run; the fastest counts."""
 
 DRAFTS: Final = (1, 4)
-"""Depths that are timed. The difference has no catching up in it."""
+"""Timed depths, in tokens. Their difference excludes the proposer's backlog."""
 
 
-def measure_costs(
-    setup: Setup, target: Target, text: Sequence[int], context: int, remaining: int | None
+def probe_costs(
+    config: DecoderConfig,
+    target: TargetRunner,
+    text: Sequence[int],
+    context: int,
+    remaining: int | None,
 ) -> None:
-    """Measure for a strategy that misses it. Leaves every cache as it was.
+    """Measure costs for a strategy that needs them. Leaves every cache unchanged.
 
     Args:
-        setup: The decoder's parts.
-        target: With the text in its caches, except the newest token.
-        text: Ids that such forwards are fed, ending with the newest token.
-        context: Tokens of text in front.
-        remaining: Tokens to emit at most; `None` without a limit.
+        config: The decoder's parts.
+        target: Holds the sequence in its caches, except the last token.
+        text: Ids to feed in these forwards, ending with the last token.
+        context: Length of the sequence before them, in tokens.
+        remaining: Most tokens still to emit; `None` without a limit.
     """
-    strategy = setup.strategy
+    strategy = config.strategy
     if not isinstance(strategy, UsesCosts):
         return
-    if not strategy.missing_costs(_key(setup), context, remaining):
+    if not strategy.missing_costs(_key(config), context, remaining):
         return
-    room = target.room()
+    room = target.room_for_drafts()
     forward: dict[int, float] = {}
     for rows in ROWS:
         if room is None or rows <= room + 1:
             ids = (list(text) * rows)[-rows:]
-            forward[rows] = _fastest(partial(target.rehearse, ids))
+            forward[rows] = _best_of(partial(target.dry_run, ids))
     if len(forward) < 2:
         return
-    newest = mx.array([text[-1]], dtype=mx.uint32)
+    last_token = mx.array([text[-1]], dtype=mx.uint32)
     draft: dict[str, float] = {}
     for proposer in strategy.proposers:
-        if setup.drafting.takes_part(proposer) and not isinstance(proposer, Foresees):
-            with setup.drafting.tolerated(proposer):
-                seconds = _draft_seconds(proposer, newest)
+        if config.proposers.is_active(proposer) and not isinstance(proposer, Foresees):
+            with config.proposers.isolating(proposer):
+                seconds = _draft_seconds(proposer, last_token)
                 if seconds is not None:
                     draft[proposer.name] = seconds
     strategy.take_costs(Costs(context, forward, draft))
 
 
-def _draft_seconds(proposer: Proposer, newest: mx.array) -> float | None:
-    """Time of one more drafted token; `None` from a proposer that abstains."""
+def _draft_seconds(proposer: Proposer, last_token: mx.array) -> float | None:
+    """Return the seconds per additional drafted token; `None` if the proposer abstains."""
     lengths: list[int] = []
 
     def draft(depth: int) -> None:
-        tokens = checked_draft(proposer, proposer.propose(newest, depth, _likeliest), depth).tokens
+        tokens = validated_draft(
+            proposer, proposer.propose(last_token, depth, _argmax), depth
+        ).tokens
         mx.eval(tokens)
         proposer.settle()
         lengths.append(tokens.shape[0])
 
-    few, many = (_fastest(partial(draft, depth)) for depth in DRAFTS)
+    few, many = (_best_of(partial(draft, depth)) for depth in DRAFTS)
     if lengths[-1] <= lengths[0]:
         return None
     return max(many - few, 1e-7) / (lengths[-1] - lengths[0])
 
 
-def _likeliest(logits: mx.array, index: int, /) -> Choice:
+def _argmax(logits: mx.array, index: int, /) -> Choice:
     return Choice(mx.argmax(logits, axis=-1))
 
 
-def _fastest(act: Callable[[], None]) -> float:
+def _best_of(act: Callable[[], None]) -> float:
     act()
     times = []
     for _ in range(REPEATS):
@@ -91,12 +97,12 @@ def _fastest(act: Callable[[], None]) -> float:
     return min(times)
 
 
-def _key(setup: Setup) -> str | None:
-    """Tells a target with its proposers on a machine apart from others."""
-    if not isinstance(setup.model, Fingerprinted):
+def _key(config: DecoderConfig) -> str | None:
+    """Identify a target with its proposers on this machine; `None` without a fingerprint."""
+    if not isinstance(config.model, Fingerprinted):
         return None
-    parts = [setup.model.fingerprint]
-    for proposer in setup.strategy.proposers:
+    parts = [config.model.fingerprint]
+    for proposer in config.strategy.proposers:
         own = proposer.fingerprint if isinstance(proposer, Fingerprinted) else ""
         parts.append(f"{proposer.name} {own}")
     return "\n".join([*parts, _device(), f"mlx {mlx_version()}"])

@@ -1,4 +1,4 @@
-"""Decodes texts with one model, one strategy and one way of choosing tokens."""
+"""Speculative decoding with one target, one strategy and one set of sampling options."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import mlx.core as mx
 
 from speculate.decoding.block import Token
 from speculate.decoding.config import (
-    Setup,
-    check_list,
+    DecoderConfig,
     check_model,
     check_processors,
     check_sampling,
     check_strategy,
     check_stream,
-    checked_count,
-    checked_prompt,
-    checked_quantization,
+    require_list,
+    validated_count,
+    validated_prompt,
+    validated_quantization,
 )
-from speculate.decoding.proposers import Drafting
-from speculate.decoding.session import KnownText, Session
+from speculate.decoding.proposers import ProposerPool
+from speculate.decoding.session import CachedSequence, Session
 from speculate.decoding.stats import Stats
 from speculate.errors import DecoderBusyError
 from speculate.proposers.mtp_chain import MTPChain
@@ -41,15 +41,15 @@ from speculate.validation import (
 )
 
 QUANTIZED_KV_START: Final = 5000
-"""Length from which on `kv_bits` quantises, as in mlx-lm."""
+"""Sequence length at which `kv_bits` begins to quantise, in tokens, as in mlx-lm."""
 
 
 def default_strategy(model: SpeculativeModel, *proposers: Proposer) -> Strategy:
-    """What decodes where nobody says how: whoever there is may draft, as much as pays.
+    """Return the default strategy: `Adaptive` over the given proposers, head and prompt lookup.
 
     Args:
-        model: The target. Its own head drafts, where it has one, and so does a lookup.
-        proposers: Who else may draft.
+        model: The target. Its own head drafts if it has one.
+        proposers: Further proposers.
     """
     heads = [] if model.head is None else [MTPChain()]
     return Adaptive(*proposers, *heads, PromptLookup())
@@ -57,32 +57,33 @@ def default_strategy(model: SpeculativeModel, *proposers: Proposer) -> Strategy:
 
 @final
 class Decoder:
-    """Decodes token by token, with drafts that never change the text.
+    """Decodes token by token with drafts that never change the output.
 
-    Greedy: the tokens are those of plain decoding with the same model. With a temperature:
-    the same seed gives the same tokens whoever drafts (mode "coupled"), or the same law
-    (modes "rejection" and "block").
+    Greedy decoding gives the tokens of plain decoding with the same model. Above temperature 0,
+    mode "coupled" gives the same tokens for the same seed regardless of the proposer; modes
+    "rejection" and "block" give the same distribution.
 
     Args:
         model: The target, from `speculate.load` or `speculate.adapt`.
-        strategy: Who drafts, and how much. By default what pays, round by round: the model's
-            own head where it has one, a lookup, or nobody. Give each decoder proposers of its
-            own: one that serves two in turn may draft behind the wrong text, which costs
-            acceptance.
-        sampling: How tokens are chosen: options, or a sampler of mlx-lm. Greedy by default.
+        strategy: Plans the proposer and the depth of each round. By default `Adaptive` over
+            the model's own head, if any, and prompt lookup, which drafts only where that is
+            expected to save time. Do not share proposers between decoders: their position in
+            the sequence would be wrong, which lowers the acceptance rate.
+        sampling: Sampling options, or an mlx-lm sampler. Greedy by default.
         logits_processors: Called as in mlx-lm, `(tokens, logits) -> logits`, with the whole
-            text so far and once for each emitted token. Objects need a `fork` method
+            sequence so far, once per emitted token. Objects need a `fork` method
             (`ForkableProcessor`). Functions other than mlx-lm's own and the penalties of
             `Sampling` cost a synchronisation with the device for each token of a block.
-        kv_bits: Quantise the rows of full attention to so many bits.
-        kv_group_size: Numbers that share a scale in quantised rows.
-        quantized_kv_start: Length of the text, in tokens, from which on rows are quantised.
-        max_kv_size: Rows to keep a layer, the first four always, for models that do not
-            choose their caches themselves. Only where no prompt cache is passed.
-        prefill_step_size: Tokens of one prefill chunk.
-        prompt_progress_callback: Called with tokens done and in all, during prefill.
+        kv_bits: Bits per value of quantised full-attention caches; `None` does not quantise.
+        kv_group_size: Values that share a scale in quantised caches.
+        quantized_kv_start: Sequence length, in tokens, at which quantisation begins.
+        max_kv_size: Most rows per layer, always including the first four, for models that do
+            not make their own caches. Ignored if a prompt cache is passed.
+        prefill_step_size: Tokens per prefill chunk.
+        prompt_progress_callback: Called during prefill with the number of tokens processed and
+            their total.
         observer: Called with every round.
-        stream: Where to compute; by default the current stream.
+        stream: Stream to compute on; by default the current one.
 
     Raises:
         OptionError: An option cannot be used.
@@ -111,13 +112,13 @@ class Decoder:
         check_sampling(sampling, model.vocab_size)
         check_processors(logits_processors)
         check_stream(stream)
-        kv = checked_quantization(kv_bits, kv_group_size, quantized_kv_start)
+        kv = validated_quantization(kv_bits, kv_group_size, quantized_kv_start)
         chosen = Sampling() if sampling is None else sampling
         self._samplers = SamplerFactory(chosen, logits_processors)
-        self._setup = Setup(
+        self._config = DecoderConfig(
             model=model,
             strategy=strategy,
-            drafting=Drafting(strategy, model),
+            proposers=ProposerPool(strategy, model),
             sampler=self._samplers.sampler(0),
             observer=validated_function("observer", observer),
             progress=validated_function("prompt_progress_callback", prompt_progress_callback),
@@ -125,25 +126,31 @@ class Decoder:
             max_kv_size=validated_optional_integer("max_kv_size", max_kv_size, 1),
             kv=kv,
         )
+        self._sampling = chosen
         self._stream = stream
         self._stepping = False
         self._stats = Stats()
-        self._texts = KnownText()
+        self._cached = CachedSequence()
         self._session: Session | None = None
         self._pending: int | None = None
         for proposer in strategy.proposers:
             proposer.attach(model)
 
+    def __repr__(self) -> str:
+        state = "idle" if self._session is None else "running"
+        model, strategy = type(self._config.model).__name__, self._config.strategy
+        return f"Decoder({model}, strategy={strategy!r}, sampling={self._sampling!r}, {state})"
+
     @property
     def stats(self) -> Stats:
-        """Counters of the newest call of `generate`."""
+        """Counters of the last call of `generate`."""
         return self._stats
 
     @property
     def pending(self) -> int | None:
-        """The token that was emitted and is in no cache; `None` where all are.
+        """The emitted token that is in no cache; `None` if there is none.
 
-        Not `None` after a run only if the target's own forward failed.
+        After a run it is not `None` only if the target's forward failed.
         """
         return self._pending if self._session is None else self._session.pending
 
@@ -156,47 +163,50 @@ class Decoder:
         *,
         history: Sequence[int] = (),
     ) -> Generator[Token, None, None]:
-        """Decode a text.
+        """Generate tokens after a prompt.
 
         Args:
-            prompt: Token ids, `(T,)`. On a later turn over the same cache only the new ones.
-            max_tokens: Tokens to emit; -1 for no limit, 0 to take in the prompt only.
+            prompt: Token ids `(T,)`. On later turns over a cache, only the new ones.
+            max_tokens: Most tokens to emit; -1 for no limit, 0 to prefill the prompt only.
             prompt_cache: The target's list of caches, of mlx-lm's types or from
-                `model.make_cache()`. While the generator runs it is on loan; afterwards the
-                same list holds mlx-lm's types with prompt and every emitted token.
-            stop_tokens: Ids that end the text, besides the model's own end-of-text ids.
-            history: Ids of earlier turns, for logits processors, and for lookups and draft models
-                that were not there: after a cache that was loaded they draft as after their own.
-                A head cannot: it needs hidden states, which caches do not hold.
+                `model.make_cache()`. The generator borrows it; afterwards the same list holds
+                mlx-lm's types with the prompt and every emitted token.
+            stop_tokens: Ids that stop generation, in addition to the model's end-of-text ids.
+            history: Ids of earlier turns, for logits processors, and for prompt lookups and
+                draft models that have not seen them, such as after loading a cache. A head
+                cannot use them, because it needs hidden states, which caches do not hold.
 
         Returns:
-            Token by token; the stop token, if there is one, comes last. Closing it ends the
-            text there, and hands the cache back.
+            A generator of tokens, including a final stop token. Closing it ends generation and
+            returns the cache.
 
         Raises:
-            PromptError: The prompt is empty, or has ids that the model has not.
-            OptionError: An option cannot be used, or does not fit the model.
-            DecoderBusyError: Another text of this decoder is not finished.
+            PromptError: The prompt is empty or has ids outside the model's vocabulary.
+            OptionError: An option cannot be used or does not fit the model.
+            DecoderBusyError: Another generator of this decoder is not finished.
         """
-        ids = checked_prompt(prompt, size := self._setup.model.vocab_size)
-        count = checked_count(max_tokens)
-        check_list(prompt_cache)
-        stops = {*validated_ids("stop_tokens", stop_tokens, size), *self._setup.model.eos_token_ids}
+        ids = validated_prompt(prompt, size := self._config.model.vocab_size)
+        count = validated_count(max_tokens)
+        require_list(prompt_cache)
+        stops = {
+            *validated_ids("stop_tokens", stop_tokens, size),
+            *self._config.model.eos_token_ids,
+        }
         before = validated_ids("history", history, size)
         self._refuse_if_busy()
         limit = None if count == -1 else count
         if prompt_cache is None:
-            prompt_cache = list(self._setup.model.make_cache(self._setup.max_kv_size))
-        # Its type is what is in it when the generator has ended: mlx-lm's caches.
+            prompt_cache = list(self._config.model.make_cache(self._config.max_kv_size))
+        # Typed by its content after the run, which is mlx-lm's caches.
         cache = cast("list[object]", prompt_cache)
         return self._generate(ids, limit, cache, frozenset(stops), before)
 
     def settle(self) -> None:
-        """In the middle of a run: bring the prompt cache to prompt and emitted tokens.
+        """During a run, bring the prompt cache to the prompt and the tokens emitted so far.
 
-        The caller's list can then be read, copied or saved. The next token goes on from
-        there and takes the list on loan again, which must be as it was by then. Tokens that
-        were verified and not emitted yet are kept, and not drawn again.
+        The caller's list can then be read, copied or saved. The next token borrows the list
+        again, which must be unchanged. Tokens that were verified but not emitted yet are kept
+        and not sampled again.
         """
         if self._session is not None:
             with self._step():
@@ -211,8 +221,8 @@ class Decoder:
         history: list[int],
     ) -> Generator[Token, None, None]:
         self._refuse_if_busy()
-        setup = self._begin_text(len(prompt))
-        session = Session(setup, prompt_cache, self._texts)
+        config = self._begin_text(len(prompt))
+        session = Session(config, prompt_cache, self._cached)
         given: Token | None = None
         quiet = True
         try:
@@ -223,7 +233,7 @@ class Decoder:
                 while not session.finished:
                     with self._step():
                         token = session.next()
-                    # On one line: what an interrupt keeps from being yielded is no text.
+                    # One line, so that a token counts as received if and only if it is yielded.
                     yield (given := token)
                 quiet = False
             except GeneratorExit:
@@ -232,12 +242,12 @@ class Decoder:
             finally:
                 self._end(session, given, quiet=quiet)
         finally:
-            # Does what is left to do, if an interrupt came in the middle of the first.
+            # Finishes the work if an interrupt cut `_end` short.
             self._finish(session, given)
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        """Compute where the caller wants it, and let no callback step in between."""
+        """Compute on the caller's stream, and refuse calls from inside a step."""
         if self._stepping:
             raise DecoderBusyError(
                 "the decoder is in the middle of a step: call settle() between two tokens, and "
@@ -253,16 +263,16 @@ class Decoder:
         finally:
             self._stepping = False
 
-    def _begin_text(self, prompt_tokens: int) -> Setup:
-        """The parts for one text: counters from zero, and a sampler with a seed."""
+    def _begin_text(self, prompt_tokens: int) -> DecoderConfig:
+        """Prepare the parts of one generation: zeroed counters and a seeded sampler."""
         sampler, seed = self._samplers.begin_sequence()
         self._stats = Stats(prompt_tokens=prompt_tokens, seed=seed)
-        setup = self._setup
-        drafting = Drafting(setup.strategy, setup.model)
-        return attrs.evolve(setup, sampler=sampler, drafting=drafting)
+        config = self._config
+        proposers = ProposerPool(config.strategy, config.model)
+        return attrs.evolve(config, sampler=sampler, proposers=proposers)
 
     def _end(self, session: Session, given: Token | None, *, quiet: bool) -> None:
-        """Hand the caches back. A run that failed keeps its own exception: `quiet`."""
+        """End a run and return the caches; `quiet` drops errors in favour of the run's own."""
         try:
             with self._step():
                 session.withdraw(given)
@@ -275,7 +285,7 @@ class Decoder:
                 self._forget(session)
 
     def _finish(self, session: Session, given: Token | None) -> None:
-        """Do what `_end` was kept from doing, and be ready for another text."""
+        """Complete an interrupted `_end`, and get ready for the next run."""
         try:
             if not session.over:
                 with self._step():
@@ -285,12 +295,12 @@ class Decoder:
             self._forget(session)
 
     def _forget(self, session: Session) -> None:
-        # Nothing of the text stays with the decoder: its caches may be gigabytes.
+        # Drop all references: the caches may take gigabytes.
         self._pending, self._session = session.pending, None
 
     def _refuse_if_busy(self) -> None:
         if self._session is not None:
             raise DecoderBusyError(
-                "this decoder is in the middle of a text: finish or close() that generator, or "
-                "make a second Decoder"
+                "this decoder has another running generator: finish or close() it, or make a "
+                "second Decoder"
             )

@@ -1,4 +1,4 @@
-"""A caller's list while its arrays are elsewhere: in a window, or with a running generator."""
+"""Borrows a caller's list of caches for a window or a running generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speculate.protocols import Rollbackable, SpeculativeModel
 
 @final
 class OnLoan:
-    """Stands in a prompt cache for a layer whose arrays a running generator holds."""
+    """Placeholder for a layer's cache while a running generator holds its arrays."""
 
     def __init__(self, layer: int) -> None:
         self._layer = layer
@@ -27,9 +27,9 @@ class OnLoan:
 
 
 class Borrowed:
-    """A caller's list, whose caches give way to rewindable ones between `take` and `give_back`.
+    """A caller's list whose caches are swapped for rewindable ones from `take` to `give_back`.
 
-    An interrupt at any point leaves something to be given back, so whoever takes does this:
+    An interrupt may come anywhere, also inside `give_back`, so call it twice:
 
         try:
             try:
@@ -38,16 +38,16 @@ class Borrowed:
             finally:
                 borrowed.give_back()
         finally:
-            borrowed.give_back()  # does what is left to do, if the first was interrupted
+            borrowed.give_back()  # finishes the work if the first call was interrupted
 
     Args:
-        caches: The list.
-        adopt: Moves the content of its caches into rewindable ones.
+        caches: The caller's list.
+        adopt: Moves the content of caches into rewindable ones.
 
     Attributes:
         list: The caller's list.
-        originals: What was in it.
-        lost: Tokens that were owed when the list was given back, and are in no cache.
+        originals: Its original entries.
+        lost: Committed tokens that were waiting for replay on return, and are in no cache.
     """
 
     def __init__(
@@ -57,24 +57,24 @@ class Borrowed:
         self.originals: Sequence[object] = list(caches)
         self.lost: int = 0
         self._adopt = adopt
-        # At exit, when the last generators are closed, nothing can be imported any more.
+        # Set by `take`: at interpreter exit, when generators are closed, imports fail.
         self._release: Callable[[Sequence[Rollbackable]], list[object]] = list
         self._adopted: list[Rollbackable] = []
         self._stock: list[object] | None = None
 
     @property
     def caches(self) -> list[Rollbackable]:
-        """What to feed. A layer may be replaced in it while the loan runs."""
+        """The rewindable caches. Entries may be replaced during the loan."""
         return self._adopted
 
     @property
     def out(self) -> bool:
-        """Whether there is something to give back."""
+        """Whether the list is borrowed."""
         return bool(self._adopted)
 
     def take(self) -> None:
-        """Move the content. If it raises, the list is as it was."""
-        # Costs an import of mlx-lm, which whoever has caches has paid for already.
+        """Swap the caches. If this raises, the list is unchanged."""
+        # Imports mlx-lm, which a caller with caches has loaded already.
         from speculate.backends.adopt import contents, release
 
         self._release = release
@@ -88,10 +88,10 @@ class Borrowed:
             raise
 
     def give_back(self) -> None:
-        """Refill the caller's list with mlx-lm's types.
+        """Restore mlx-lm's cache types in the caller's list.
 
-        Can be called again: it goes on where an interrupt came, and does nothing once it is
-        done. A cache that cannot be handed back is put into the list as it is.
+        Calling it again resumes after an interrupt, or does nothing. If restoring fails, the
+        rewindable caches are put into the list.
         """
         if not self._adopted:
             return
@@ -100,34 +100,34 @@ class Borrowed:
                 try:
                     mx.eval([cache.arrays() for cache in self._adopted])
                 finally:
-                    self._take_owed()
+                    self._drop_replay()
                     self._stock = self._release(self._adopted)
         finally:
             self.list[:] = self._adopted if self._stock is None else self._stock
         self._adopted = []
 
     def _shown(self) -> Sequence[object]:
-        """What stands in the list meanwhile."""
+        """Return the entries of the list during the loan."""
         return self._adopted
 
-    def _take_owed(self) -> None:
-        """See to it that no tokens are owed: mlx-lm's caches cannot be."""
+    def _drop_replay(self) -> None:
+        """Drop tokens that wait for replay, since mlx-lm's caches cannot hold any."""
         group = group_of(self._adopted)
-        owed = None if group is None else group.owed()
-        if group is not None and owed is not None:
-            self.lost = owed.shape[1]
+        to_replay = None if group is None else group.owed()
+        if group is not None and to_replay is not None:
+            self.lost = to_replay.shape[1]
             group.take_owed()
 
 
 @final
 class Loan(Borrowed):
-    """Takes a caller's list over for a generator, and refills the same list at the end.
+    """A caller's list that a generator borrows, filled with placeholders until its return.
 
-    A second owner of the arrays would see in-place writes, and would double the memory
-    whenever a buffer grows; so there is none.
+    The arrays are moved, not shared: a second owner would see in-place writes, and would double
+    the memory whenever a buffer grows.
 
     Args:
-        model: Whose caches they are.
+        model: The model that the caches belong to.
         caches: The caller's list, of mlx-lm's caches or of this package's.
     """
 
@@ -136,24 +136,24 @@ class Loan(Borrowed):
         self._model = model
 
     def take(self) -> None:
-        """Move the content. If it raises, the list is as it was.
+        """Swap the caches for placeholders. If this raises, the list is unchanged.
 
         Raises:
-            CacheOnLoanError: Another generator has it.
-            OptionError: It is another model's.
+            CacheOnLoanError: Another generator has borrowed the list.
+            OptionError: The list does not fit the model.
         """
         if any(isinstance(cache, OnLoan) for cache in self.list):
             raise CacheOnLoanError("this prompt cache is in use by another running generator")
         layers = len(self._model.make_cache())
         if len(self.list) != layers:
             raise OptionError(
-                f"the prompt cache has {len(self.list)} layers and the model {layers}: it is "
-                "another model's, or two models' in one list"
+                f"the prompt cache has {len(self.list)} layers and the model {layers}: the list "
+                "belongs to another model or to two models"
             )
         super().take()
 
     def length(self) -> int:
-        """Tokens fed, as far as the caches can tell."""
+        """Return the length that the caches report, in tokens; 0 if they record none."""
         return max((cache.length() for cache in self._adopted), default=0)
 
     def _shown(self) -> Sequence[object]:

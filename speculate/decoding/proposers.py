@@ -1,4 +1,4 @@
-"""The proposers of one text: what they are told, what they draft, and who still takes part."""
+"""Keeps a strategy's proposers at the same position, and isolates those that fail."""
 
 from __future__ import annotations
 
@@ -23,131 +23,130 @@ from speculate.protocols import (
 
 
 @final
-class Drafting:
-    """Keeps all proposers of a strategy at the same text.
+class ProposerPool:
+    """Keeps all proposers of a strategy at the same position in the sequence.
 
-    One that raises ends the run, unless the strategy can do without: then it is left alone
-    for the rest of the text.
+    A proposer that raises ends the run, unless the strategy tolerates failures; then the
+    proposer is inactive for the rest of the sequence.
 
     Args:
-        strategy: Who may draft.
-        target: For whom.
+        strategy: The strategy with its proposers.
+        target: The model to draft for.
     """
 
     def __init__(self, strategy: Strategy, target: SpeculativeModel) -> None:
         self._strategy = strategy
         self._target = target
-        self._left = list(strategy.proposers)
-        self._called = 0
+        self._active = list(strategy.proposers)
+        self._within = 0
         self._returned = 0
 
     @property
     def interrupted(self) -> bool:
-        """Whether a proposer was kept from finishing what it did: it may be in any state."""
-        return self._called != self._returned
+        """Whether an interrupt hit a proposer in the middle of a call, so its state is unknown."""
+        return self._within != self._returned
 
     def begin(self, position: int, known: int | None, history: Sequence[int]) -> None:
-        """A text goes on behind `position` tokens.
+        """Begin or continue a sequence of `position` tokens.
 
         Args:
-            position: Tokens that are in the caches.
-            known: The same, where these are the tokens that the proposers were told; they
-                go on where they are.
-            history: Ids of earlier turns, for those that begin anew and can use them.
+            position: Tokens in the caches.
+            known: The same, if the proposers were notified of exactly these tokens; proposers
+                at this position continue. `None` otherwise.
+            history: Ids of earlier turns, for proposers that begin anew and support it.
         """
         if isinstance(self._strategy, ToleratesFailures):
             self._strategy.begin()
-        for proposer in list(self._left):
+        for proposer in list(self._active):
             proposer.attach(self._target)
-            with self.tolerated(proposer):
+            with self.isolating(proposer):
                 if known is None or proposer.position() != known:
                     _begin(proposer, position, history)
 
-    def takes_part(self, proposer: Proposer) -> bool:
-        """Whether it did not raise in this text."""
-        return any(proposer is one for one in self._left)
+    def is_active(self, proposer: Proposer) -> bool:
+        """Whether a proposer has not failed during this sequence."""
+        return any(proposer is one for one in self._active)
 
-    def begin_again(self, position: int, history: Sequence[int]) -> None:
-        """Have every proposer forget a text that was given up, as if it had not begun.
+    def reset(self, position: int, history: Sequence[int]) -> None:
+        """Return every proposer to the start of a sequence that was abandoned.
 
-        One that fails is at another position than its text, and begins again next time.
+        A proposer that fails here is begun anew with the next sequence.
         """
-        for proposer in self._left:
+        for proposer in self._active:
             with suppress(Exception):
                 _begin(proposer, position, history)
 
-    def tell(self, commit: Commit, position: int | None = None) -> None:
-        """Let everyone know what the text is, whoever drafted.
+    def commit(self, commit: Commit, position: int | None = None) -> None:
+        """Notify every proposer of committed tokens, regardless of which one drafted.
 
         Args:
-            commit: What became text.
-            position: Where it begins, after a failure: who missed something before is left
-                behind, where it begins anew with the next text.
+            commit: The committed tokens.
+            position: Position of the first of them, after a failure: a proposer at another
+                position missed a commit and begins anew with the next sequence.
         """
-        for proposer in list(self._left):
+        for proposer in list(self._active):
             if position is not None and proposer.position() != position:
                 continue
-            # In every round: to enter and leave a context takes longer than most of what is told.
-            self._called += 1
+            # Not `isolating`: in every round, a context manager costs more than most commits.
+            self._within += 1
             try:
                 proposer.commit(commit)
                 self._returned += 1
             except Exception as error:
                 self._returned += 1
-                self._leave_alone(proposer, error)
+                self._deactivate(proposer, error)
 
     def settle(self) -> None:
-        """Have everyone leave their caches at the committed text.
+        """Bring every proposer's caches to the committed sequence.
 
         Raises:
-            Exception: What the first of those that failed raised, after all were asked.
+            Exception: The first failure, after all proposers were settled.
         """
         failures = []
-        for proposer in list(self._left):
+        for proposer in list(self._active):
             try:
-                with self.tolerated(proposer):
+                with self.isolating(proposer):
                     proposer.settle()
             except Exception as failure:
                 failures.append(failure)
         if failures:
             raise failures[0]
 
-    def draft(self, plan: Plan, newest: mx.array, depth: int, choose: Choose) -> Draft:
-        """Have the planned proposer draft, and check that it kept to the limit.
+    def draft(self, plan: Plan, last_token: mx.array, depth: int, choose: Choose) -> Draft:
+        """Have the planned proposer draft, and validate the draft.
 
         Returns:
-            Its draft; an empty one from a proposer that takes part no longer.
+            The draft; an empty one if the proposer is inactive.
 
         Raises:
-            SpeculateError: Nobody was planned, or the draft cannot be used.
+            SpeculateError: The plan has no proposer, or the draft is invalid.
         """
         proposer = plan.proposer
         if proposer is None:
-            raise SpeculateError(f"the strategy planned {plan.depth} drafts by nobody")
-        if self.takes_part(proposer):
-            with self.tolerated(proposer):
-                return checked_draft(proposer, proposer.propose(newest, depth, choose), depth)
+            raise SpeculateError(f"the strategy planned {plan.depth} drafts without a proposer")
+        if self.is_active(proposer):
+            with self.isolating(proposer):
+                return validated_draft(proposer, proposer.propose(last_token, depth, choose), depth)
         return Draft(mx.zeros((0,), dtype=mx.uint32))
 
     @contextmanager
-    def tolerated(self, proposer: Proposer) -> Iterator[None]:
-        """Go on without `proposer` if it raises meanwhile, where the strategy can."""
-        self._called += 1
+    def isolating(self, proposer: Proposer) -> Iterator[None]:
+        """Deactivate `proposer` if the body raises and the strategy tolerates failures."""
+        self._within += 1
         try:
             yield
             self._returned += 1
         except Exception as error:
             self._returned += 1
-            self._leave_alone(proposer, error)
+            self._deactivate(proposer, error)
 
-    def _leave_alone(self, proposer: Proposer, error: Exception) -> None:
-        """Go on without a proposer that raised; where the strategy cannot, raise it again."""
+    def _deactivate(self, proposer: Proposer, error: Exception) -> None:
+        """Deactivate a proposer that raised; re-raise if the strategy tolerates no failures."""
         if not isinstance(self._strategy, ToleratesFailures):
             raise error
-        self._left.remove(proposer)
+        self._active.remove(proposer)
         with suppress(Exception):
-            # Whatever state it is in: at this position the next text begins it anew.
-            proposer.begin(0)
+            proposer.begin(0)  # Its state is unknown: make the next sequence begin it anew.
         self._strategy.failed(proposer, error)
 
 
@@ -157,33 +156,32 @@ def _begin(proposer: Proposer, position: int, history: Sequence[int]) -> None:
         proposer.look_back(history)
 
 
-def checked_draft(proposer: Proposer, draft: object, depth: int) -> Draft:
-    """What a proposer gave, if it is a draft, on its way to be computed.
+def validated_draft(proposer: Proposer, draft: object, depth: int) -> Draft:
+    """Validate a proposer's draft and schedule its computation.
 
-    Checks what the host can know. What the numbers are is looked at where they are used, on the
-    device: see `in_range`, and the rules that judge by a law.
+    Only checks types and shapes, which the host knows. Values are handled on the device: by
+    `in_range` and by the acceptance rules.
 
     Raises:
-        SpeculateError: It is none, or of more than `depth` tokens.
+        SpeculateError: It is not a draft, or has more than `depth` tokens.
     """
     name = f"proposer '{proposer.name}'"
     if not isinstance(draft, Draft):
-        raise SpeculateError(f"{name} gave no Draft but a {type(draft).__name__}")
+        raise SpeculateError(f"{name} returned a {type(draft).__name__}, not a Draft")
     tokens: object = draft.tokens
     if not isinstance(tokens, mx.array):
         kind = type(tokens).__name__
         raise SpeculateError(f"{name} drafted a {kind}: Draft.tokens is an mx.array")
     if tokens.ndim != 1 or not mx.issubdtype(tokens.dtype, mx.integer):
         raise SpeculateError(
-            f"{name} drafted {tokens.shape} {tokens.dtype}: a draft is one row of ids, (k,) "
-            "integers"
+            f"{name} drafted {tokens.shape} {tokens.dtype}: Draft.tokens must be (k,) integers"
         )
     if tokens.shape[0] > depth:
         raise SpeculateError(
-            f"{name} drafted {tokens.shape[0]} tokens, at most {depth} were asked for"
+            f"{name} drafted {tokens.shape[0]} tokens, but at most {depth} were requested"
         )
     _check_laws(name, draft)
-    # Arrays that cannot be computed, of another thread for example, fail here and in its name.
+    # Arrays that cannot be evaluated, such as another thread's, fail here, in the proposer's name.
     mx.async_eval(tokens, *[law for law in draft.laws if law is not None])
     return draft
 
@@ -192,39 +190,39 @@ def _check_laws(name: str, draft: Draft) -> None:
     laws: object = draft.laws
     if not isinstance(laws, Sequence):
         kind = type(laws).__name__
-        raise SpeculateError(f"{name} gave its laws as a {kind}: Draft.laws is a list")
+        raise SpeculateError(f"{name} returned a {kind} in Draft.laws, which must be a list")
     count = draft.tokens.shape[0]
     if len(laws) not in (0, count):
         raise SpeculateError(
-            f"{name} gave {len(laws)} laws for {count} tokens: Draft.laws is empty, or has the law "
-            "of each token, None for one that was certain"
+            f"{name} returned {len(laws)} entries in Draft.laws for {count} tokens: it must be "
+            "empty or have one entry per token, None for a token drafted with certainty"
         )
     for law in laws:
         if law is None:
             continue
         if not isinstance(law, mx.array):
-            raise SpeculateError(f"{name} gave a {type(law).__name__} as the law of a token")
+            raise SpeculateError(f"{name} returned a {type(law).__name__} in Draft.laws")
         if law.ndim != 2 or law.shape[0] != 1 or not law.shape[1] or law.dtype != mx.float32:
             raise SpeculateError(
-                f"{name} gave a law {law.shape} {law.dtype}: a law is (1, vocabulary) "
-                "log-probabilities in float32, as choose gives it"
+                f"{name} returned {law.shape} {law.dtype} in Draft.laws: entries must be "
+                "(1, vocabulary) log-probabilities in float32, as returned by choose"
             )
 
 
 def in_range(draft: Draft, columns: int) -> Draft:
-    """A draft in a model's ids, each with the law of what it is now.
+    """Clamp a draft to a model's vocabulary, and its distributions likewise.
 
-    MLX does not check the ids that it looks up, and one out of range could crash the process: it
-    becomes the last id. What a law gives to ids from there on becomes the last one's, so that it
-    stays the law of the token. A token for which a law has no column was not drawn from it, and
-    the law becomes one that no sampler accepts.
+    MLX does not check embedding indices, and an id out of range could crash the process, so such
+    ids become the last id. A distribution's mass on ids from there on moves to the last id, so
+    that it remains the token's distribution. A token without a column in its distribution was
+    not sampled from it; its log-probabilities become NaN, which no sampler accepts.
 
     Args:
-        draft: At least one token, of any integers.
-        columns: The model's ids.
+        draft: At least one token, of any integer type.
+        columns: Size of the model's vocabulary.
     """
     tokens = draft.tokens
-    # As 64 bits without a sign, a negative id is a large one.
+    # As unsigned 64-bit integers, negative ids are large.
     ids = tokens if tokens.dtype == mx.uint32 else tokens.astype(mx.uint64)
     laws = [
         law if law is None else _over(law, ids[index], columns)
@@ -234,7 +232,7 @@ def in_range(draft: Draft, columns: int) -> Draft:
 
 
 def _over(law: mx.array, id_: mx.array, columns: int) -> mx.array:
-    """The law `(1, columns)` of a token, given one over more or fewer ids."""
+    """Fit a token's log-probabilities to `(1, columns)` from more or fewer ids."""
     width = law.shape[1]
     if width > columns:
         last = mx.logsumexp(law[:, columns - 1 :], axis=-1, keepdims=True)

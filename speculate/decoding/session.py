@@ -1,4 +1,4 @@
-"""A run together with the caller's list it works on, and what a decoder remembers of texts."""
+"""One call of `generate` on a caller's list of caches, and what is remembered for later calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import final
 
 from speculate.decoding.block import Token
-from speculate.decoding.config import Setup
+from speculate.decoding.config import DecoderConfig
 from speculate.decoding.loan import Loan
 from speculate.decoding.run import Run
 from speculate.decoding.stats import Stats
@@ -15,14 +15,15 @@ from speculate.errors import CacheOnLoanError, SpeculateError
 
 
 @final
-class KnownText:
-    """The text that a decoder left in a prompt cache.
+class CachedSequence:
+    """Remembers which caches hold the sequence of the last call, and its length.
 
-    On a later turn over the same cache objects the proposers go on where they are, and a
-    length is known that a recurrent state alone could not tell.
+    On a later turn over the same cache objects, the proposers continue from their position, and
+    the length is known even if the caches do not record one.
 
     Attributes:
-        in_step: No proposer was interrupted in the middle of what it did.
+        in_step: Whether the proposers are at the end of that sequence: `False` after an
+            interrupt inside a proposer.
     """
 
     def __init__(self) -> None:
@@ -31,28 +32,29 @@ class KnownText:
         self.in_step: bool = False
 
     def remember(self, caches: list[object], length: int, *, in_step: bool) -> None:
-        """The caches hold a text of `length` tokens now, and so do the proposers if `in_step`."""
+        """Record that the caches, and if `in_step` the proposers, hold `length` tokens."""
         references = [weakref.ref(cache) for cache in caches]
         self._caches, self._length, self.in_step = references, length, in_step
 
-    def length_in(self, caches: Sequence[object], told: int) -> int | None:
-        """Length of the known text, if these caches still hold it.
+    def length_in(self, caches: Sequence[object], reported: int) -> int | None:
+        """Return the length of the remembered sequence, or `None` if the caches changed.
 
         Args:
-            caches: A caller's list, before the loan.
-            told: Tokens in it, as far as the caches can tell; 0 if they cannot.
+            caches: The caller's list, before the loan.
+            reported: Length that the caches report; 0 if they record none.
         """
-        # A recurrent state alone cannot tell how long its text is.
-        fits = told == self._length or (told == 0 and not any(map(_tells, caches)))
+        # A recurrent state does not record the length of its sequence.
+        unknown = reported == 0 and not any(map(_knows_length, caches))
+        fits = reported == self._length or unknown
         same = len(caches) == len(self._caches) and all(
             ref() is cache for ref, cache in zip(self._caches, caches, strict=True)
         )
         return self._length if same and fits else None
 
 
-def _tells(cache: object) -> bool:
-    """Whether a cache knows how many tokens it was fed."""
-    # Costs an import of mlx-lm, which whoever has such caches has paid for already.
+def _knows_length(cache: object) -> bool:
+    """Whether a cache records how many tokens it was fed."""
+    # Imports mlx-lm, which a caller with its caches has loaded already.
     from speculate.backends.adopt import tells_length
 
     return tells_length(cache)
@@ -60,34 +62,34 @@ def _tells(cache: object) -> bool:
 
 @final
 class Session:
-    """One call of `generate`, from the loan of the caller's list to its return.
+    """One call of `generate`, from borrowing the caller's list until its return.
 
     Args:
-        setup: The decoder's parts.
-        caches: The list. It is on loan from `start` on.
-        texts: What the decoder remembers.
+        config: The decoder's parts.
+        caches: The caller's list, borrowed from `start` on.
+        cached: What the decoder remembers of its last call.
 
     Attributes:
-        over: The list was handed back for good.
+        over: Whether the list was returned for good.
     """
 
-    def __init__(self, setup: Setup, caches: list[object], texts: KnownText) -> None:
-        self._setup = setup
-        self._loan = Loan(setup.model, caches)
+    def __init__(self, config: DecoderConfig, caches: list[object], cached: CachedSequence) -> None:
+        self._config = config
+        self._loan = Loan(config.model, caches)
         self._run: Run | None = None
         self._position = 0
-        self._texts = texts
+        self._cached = cached
         self._settled_at: int | None = None
         self.over: bool = False
 
     @property
     def pending(self) -> int | None:
-        """The token that was emitted and is in no cache."""
+        """The emitted token that is in no cache."""
         return None if self._run is None else self._run.unfed
 
     @property
     def finished(self) -> bool:
-        """Whether no token is to come."""
+        """Whether no more tokens will be emitted."""
         return self._run is not None and self._run.finished
 
     def start(
@@ -98,40 +100,40 @@ class Session:
         stop_tokens: frozenset[int],
         stats: Stats,
     ) -> None:
-        """Bring the proposers to this text, and take in the prompt."""
+        """Borrow the list, bring the proposers to its sequence, and prefill the prompt."""
         self._loan.take()
-        told = self._loan.length()
-        known = self._texts.length_in(self._loan.originals, told)
-        self._position = position = told if known is None else known
-        self._run = Run(self._setup, self._loan, max_tokens, stop_tokens, stats)
-        in_step = known if self._texts.in_step else None
-        self._setup.drafting.begin(position, in_step, history)
+        reported = self._loan.length()
+        known = self._cached.length_in(self._loan.originals, reported)
+        self._position = position = reported if known is None else known
+        self._run = Run(self._config, self._loan, max_tokens, stop_tokens, stats)
+        in_step = known if self._cached.in_step else None
+        self._config.proposers.begin(position, in_step, history)
         try:
             self._run.start(prompt, position, history)
         except BaseException:
-            # The target will go back to where it was; so do they.
-            self._setup.drafting.begin_again(position, history)
+            # The target's caches will be restored; restore the proposers likewise.
+            self._config.proposers.reset(position, history)
             raise
 
     def next(self) -> Token:
-        """The next token.
+        """Return the next token.
 
         Raises:
-            SpeculateError: `settle` failed, which ended the text.
+            SpeculateError: `settle` failed, which ended the sequence.
         """
         if self._run is None or self.over:
             raise SpeculateError(
-                "settle() was broken off, which ended this text: its tokens so far are in the "
-                "prompt cache. Start a new one from there"
+                "settle() failed or was interrupted, which ended this generation: its tokens so "
+                "far are in the prompt cache. Start a new generation from there"
             )
         if self._settled_at is not None:
             self._borrow_again(self._run, self._settled_at)
         return self._run.next()
 
     def settle(self) -> None:
-        """Bring the caches to the emitted text, and hand them back for a while.
+        """Bring the caches to the emitted sequence, and return them until the next token.
 
-        Broken off, it hands them back for good.
+        If that fails or is interrupted, they are returned for good.
         """
         if self._settled_at is not None or self._run is None or self.over:
             return
@@ -144,14 +146,14 @@ class Session:
             raise
 
     def withdraw(self, given: Token | None) -> None:
-        """Take a token back that the caller was not given; see `Run.withdraw`."""
+        """Revert a token that the caller did not receive; see `Run.withdraw`."""
         if self._run is not None and not self.over:
             self._run.withdraw(given)
 
     def end(self) -> None:
-        """Bring the caches to the emitted text, and hand them back for good.
+        """Bring the caches to the emitted sequence, and return them for good.
 
-        Call `finish` afterwards: an interrupt may come in the middle of this.
+        Call `finish` afterwards, because an interrupt may come in the middle.
         """
         if self.over:
             return
@@ -164,7 +166,7 @@ class Session:
         self._close()
 
     def finish(self) -> None:
-        """Do what `end` was kept from doing, and hand the caches back whatever happens."""
+        """Complete an interrupted `end`, and return the caches in any case."""
         try:
             self.end()
         finally:
@@ -172,14 +174,13 @@ class Session:
 
     def _close(self) -> None:
         if self._run is None:
-            # Nothing of the text was taken in.
-            self._loan.give_back()
+            self._loan.give_back()  # Nothing was fed.
         else:
             self._give_back(self._run)
         self.over = True
 
     def _borrow_again(self, run: Run, length: int) -> None:
-        self._loan = Loan(self._setup.model, self._loan.list)
+        self._loan = Loan(self._config.model, self._loan.list)
         self._loan.take()
         if self._loan.length() != length:
             found = self._loan.length()
@@ -193,6 +194,6 @@ class Session:
     def _give_back(self, run: Run) -> None:
         if self._loan.out:
             self._loan.give_back()
-            in_step = not self._setup.drafting.interrupted
+            in_step = not self._config.proposers.interrupted
             length = self._position + run.committed
-            self._texts.remember(self._loan.list, length, in_step=in_step)
+            self._cached.remember(self._loan.list, length, in_step=in_step)

@@ -1,27 +1,32 @@
-"""Counters of rounds and drafts, by the definitions that the field uses."""
+"""Counters of one generation, by the field's definitions, and the record of its rounds."""
 
 from __future__ import annotations
 
-from typing import final
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast, final
 
 import attrs
 from typing_extensions import override
 
+from speculate.decoding.block import Block
+from speculate.decoding.config import DecoderConfig
 from speculate.protocols import Round
 
 
 @final
 @attrs.frozen
 class DraftStats:
-    """Counters of drafts.
+    """Acceptance counters of one proposer, or of all.
 
     Attributes:
         drafts: Rounds with at least one drafted token.
         draft_tokens: Drafted tokens.
-        accepted_tokens: Drafted tokens that were emitted.
-        drafted_per_position: Drafted tokens, by position in the draft.
-        accepted_per_position: Accepted tokens, by position in the draft.
-        seconds: Time of the rounds with these drafts, in seconds.
+        accepted_tokens: Drafted tokens that were accepted and emitted.
+        drafted_per_position: Drafted tokens at each draft position.
+        accepted_per_position: Accepted and emitted tokens at each draft position.
+        seconds: Total time of the rounds with these drafts.
     """
 
     drafts: int = 0
@@ -33,24 +38,19 @@ class DraftStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Mean tokens of a round with a draft, 1 + accepted / drafts; 1.0 without drafts."""
+        """Tokens per round with a draft: 1 + accepted / drafts; 1.0 without drafts."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted tokens / drafted tokens; 0.0 if nothing was drafted."""
+        """Accepted fraction of the drafted tokens; 0.0 without drafts."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
 
     def plus(self, drafted: int, accepted: int, seconds: float = 0.0) -> DraftStats:
-        """These counters with one more draft.
-
-        Args:
-            drafted: Drafted tokens, at least 1.
-            accepted: How many of them were accepted.
-            seconds: Time of the round.
-        """
+        """Return these counters with one more draft and the seconds of its round."""
         missing = [0] * (drafted - len(self.drafted_per_position))
-        made, kept = self.drafted_per_position + missing, self.accepted_per_position + missing
+        made = self.drafted_per_position + missing
+        kept = self.accepted_per_position + missing
         for position in range(drafted):
             made[position] += 1
             kept[position] += position < accepted
@@ -67,7 +67,7 @@ class DraftStats:
 @final
 @attrs.frozen
 class WeightedMean:
-    """Running weighted mean.
+    """An incrementally computed weighted mean.
 
     Attributes:
         total: Sum of weight times value.
@@ -78,7 +78,7 @@ class WeightedMean:
     weight: float = 0.0
 
     def plus(self, value: float | None, weight: float) -> WeightedMean:
-        """The mean with one more value; `None` is ignored."""
+        """Return the mean with one more value; `None` is ignored."""
         if value is None:
             return self
         return WeightedMean(self.total + value * weight, self.weight + weight)
@@ -95,15 +95,15 @@ class Stats:
     """Counters of one call of `generate`.
 
     Attributes:
-        prompt_tokens: Tokens of the prompt.
+        prompt_tokens: Length of the prompt, in tokens.
         emitted_tokens: Tokens emitted so far.
-        rounds: Finished rounds, which are target passes whose tokens were all emitted.
-        round_tokens: Tokens of finished rounds. Within a round `emitted_tokens` is larger.
-        seconds: Time of finished rounds, in seconds, without the prompt, cost measurements for
-            the strategy, and the time that the caller takes between tokens.
-        seed: Seed that reproduces the sequence; `None` in greedy decoding.
-        total: Drafts of all proposers.
-        by_proposer: Drafts by name of the proposer.
+        rounds: Rounds whose tokens have all been emitted.
+        round_tokens: Tokens of these rounds. During a round `emitted_tokens` is larger.
+        seconds: Total time of these rounds, in seconds, excluding prefill, cost measurements
+            for the strategy, and the caller's time between tokens.
+        seed: Seed that reproduces the sequence; `None` if nothing is sampled.
+        total: Counters over all proposers.
+        by_proposer: Counters per proposer name.
     """
 
     prompt_tokens: int = 0
@@ -114,8 +114,8 @@ class Stats:
     seed: int | None = None
     total: DraftStats = attrs.Factory(DraftStats)
     by_proposer: dict[str, DraftStats] = attrs.Factory(dict)
-    _predicted: WeightedMean = attrs.field(factory=WeightedMean, init=False)
-    _baseline: WeightedMean = attrs.field(factory=WeightedMean, init=False)
+    _predicted: WeightedMean = attrs.field(factory=WeightedMean, init=False, repr=False)
+    _baseline: WeightedMean = attrs.field(factory=WeightedMean, init=False, repr=False)
 
     @property
     def drafts(self) -> int:
@@ -129,30 +129,30 @@ class Stats:
 
     @property
     def accepted_tokens(self) -> int:
-        """Drafted tokens that were emitted."""
+        """Drafted tokens that were accepted and emitted."""
         return self.total.accepted_tokens
 
     @property
     def accepted_per_position(self) -> list[int]:
-        """Accepted tokens, by position in the draft."""
+        """Accepted and emitted tokens at each draft position."""
         return self.total.accepted_per_position
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Mean tokens of a round with a draft, 1 + accepted / drafts; 1.0 without drafts."""
+        """Tokens per round with a draft: 1 + accepted / drafts; 1.0 without drafts."""
         return self.total.mean_acceptance_length
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted tokens / drafted tokens; 0.0 if nothing was drafted."""
+        """Accepted fraction of the drafted tokens; 0.0 without drafts."""
         return self.total.acceptance_rate
 
     @property
     def plain_seconds(self) -> float | None:
-        """Time of one step of plain decoding, in seconds.
+        """Baseline: seconds per step of plain decoding.
 
-        The strategy's own value, averaged over tokens. If the strategy reports none, the mean
-        time of rounds without a draft; `None` without either.
+        The strategy's estimate, averaged over tokens; if the strategy reports none, the mean time
+        of the rounds without drafts; `None` if there was neither.
         """
         plain = WeightedMean(self.seconds - self.total.seconds, self.rounds - self.drafts)
         return self._baseline.value or plain.value or None
@@ -162,7 +162,7 @@ class Stats:
         """Speedup over plain decoding that the strategy predicted, averaged over time.
 
         `sum(predicted * seconds) / sum(seconds)` over the rounds with a prediction; `None`
-        without any. Weighted by time, so that it is comparable to `actual_speedup`.
+        without predictions. The actual speedup is a time average as well, so the two compare.
         """
         return self._predicted.value
 
@@ -170,13 +170,13 @@ class Stats:
     def actual_speedup(self) -> float | None:
         """Speedup over plain decoding: `round_tokens * plain_seconds / seconds`.
 
-        `None` if the time of a plain step is unknown.
+        `None` if the baseline is unknown.
         """
         plain = self.plain_seconds
         return self.round_tokens * plain / self.seconds if plain and self.seconds else None
 
     def count(self, round: Round) -> None:
-        """Add a finished round. An interrupt leaves the counters either unchanged or complete."""
+        """Count a round in one update, so that an interrupt leaves it counted or not."""
         after: dict[str, object] = {
             "rounds": self.rounds + 1,
             "round_tokens": self.round_tokens + round.emitted,
@@ -206,3 +206,86 @@ class Stats:
             "proposers": list(self.by_proposer),
         }
         return f"Stats({', '.join(f'{name}={value}' for name, value in shown.items())})"
+
+
+@final
+class Account:
+    """Times rounds, and reports them in order to the counters, the strategy and the observer.
+
+    Args:
+        config: The decoder's parts.
+        stats: The counters.
+    """
+
+    def __init__(self, config: DecoderConfig, stats: Stats) -> None:
+        self._config = config
+        self._stats = stats
+        self._block: Block | None = None
+        self._seconds = 0.0
+        self._ahead = 0.0
+        self._ended = 0.0
+        self._observing = 0.0
+        self._context = 0
+        self._index = 0
+
+    @contextmanager
+    def timed(self, *, launched: bool) -> Iterator[None]:
+        """Time the round made in the body, excluding the observer's time.
+
+        Args:
+            launched: Whether its forward was launched during the previous round.
+        """
+        began, self._observing = time.perf_counter(), 0.0
+        ahead = began - self._ended if launched else 0.0
+        yield
+        self._ended = time.perf_counter()
+        self._seconds = self._ended - began - self._observing
+        self._ahead = ahead
+
+    def open(self, block: Block, context: int) -> None:
+        """Open the record of a block whose tokens are about to be emitted.
+
+        Args:
+            block: The block.
+            context: Length of the sequence before the block's tokens.
+        """
+        self._block, self._context, self._index = block, context, self._stats.rounds
+
+    def close(self, emitted: int, accepted: int, *, cut: bool) -> None:
+        """Record the open block, of which no more tokens will be emitted.
+
+        Calling it again resumes after an interrupt. The strategy and the observer are notified
+        of a round at most once.
+
+        Args:
+            emitted: Tokens emitted from the block.
+            accepted: Accepted drafts.
+            cut: Whether the sequence ended in this block.
+        """
+        block = self._block
+        if block is None or not emitted:
+            return
+        round = Round(
+            index=self._index,
+            proposer=block.proposer if block.drafted else None,
+            planned=block.plan.depth,
+            drafted=block.drafted,
+            accepted=min(emitted, accepted),
+            emitted=emitted,
+            cut=cut,
+            seconds=self._seconds,
+            context=self._context,
+            confidence=[cast(float, value.item()) for value in block.confidence],
+            predicted=block.plan.predicted,
+            plain_seconds=block.plan.plain_seconds,
+            asked=block.proposer,
+            ahead=self._ahead,
+        )
+        if self._stats.rounds == self._index:
+            self._stats.count(round)
+        self._block = None
+        self._config.strategy.observe(round)
+        if self._config.observer is not None:
+            began = time.perf_counter()
+            self._config.observer(round)
+            self._observing = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""How likely a proposer found what it drafted."""
+"""Feeds the target: prefill, drafts and replays, with rewinding and cache quantisation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from speculate.backends.group import CacheGroup, group_of
 from speculate.decoding.block import Block
-from speculate.decoding.config import KVQuantization, Setup
+from speculate.decoding.config import DecoderConfig, KVQuantization
 from speculate.decoding.loan import Loan
 from speculate.decoding.proposers import in_range
 from speculate.errors import OptionError
@@ -19,10 +19,10 @@ from speculate.protocols import Choice, Choose, Commit, Draft, Plan, Rollbackabl
 
 @final
 class Confidence:
-    """Picks tokens as `choose` does, and notes the probability of each, on the device.
+    """Samples draft tokens with `choose`, and records their probabilities on the device.
 
     Args:
-        choose: How tokens are picked.
+        choose: Samples a draft's token.
     """
 
     def __init__(self, choose: Choose) -> None:
@@ -38,15 +38,15 @@ class Confidence:
 
 @final
 class Quantizer:
-    """Replaces caches in a list once the text is long enough.
+    """Replaces caches by quantised ones once the sequence is long enough.
 
     Args:
-        options: Whether and when; `None` does nothing.
+        options: Quantisation options; `None` for none.
         caches: One model's caches. Entries are replaced in this list.
 
     Raises:
-        OptionError: A sliding window cannot be quantised. mlx-lm would find out in the
-            middle of the answer.
+        OptionError: A layer has a sliding window, which cannot be quantised. mlx-lm would only
+            fail in the middle of a generation.
     """
 
     def __init__(self, options: KVQuantization | None, caches: list[Rollbackable]) -> None:
@@ -58,7 +58,7 @@ class Quantizer:
             self._refuse_windows()
 
     def apply(self) -> None:
-        """Quantise what is due. Call it after every forward whose tokens are kept."""
+        """Quantise if the sequence is long enough. Call it after every committed forward."""
         if self._options is None or self._done:
             return
         from speculate.backends.kv import RewindableKVCache, quantize
@@ -67,16 +67,16 @@ class Quantizer:
         if any(cache.length() < self._options.start for cache in plain.values()):
             return
         size, bits = self._options.group_size, self._options.bits
-        # All are packed before any is replaced: a failure changes nothing.
+        # Quantise all before replacing any, so that a failure changes nothing.
         packed = {layer: quantize(cache, size, bits) for layer, cache in plain.items()}
         self.replace([packed.get(n, cache) for n, cache in enumerate(self._caches)])
         self._done = True
 
     def check(self) -> None:
-        """Refuse rows that cannot be packed, while nothing was emitted.
+        """Refuse a group size that does not fit, before any token is emitted.
 
         Raises:
-            OptionError: Their width is not a multiple of the group size.
+            OptionError: The width of a row is not a multiple of the group size.
         """
         if self._options is None:
             return
@@ -87,22 +87,22 @@ class Quantizer:
                 width, size = cache.keys.shape[-1], self._options.group_size
                 if width % size:
                     raise OptionError(
-                        f"kv_group_size={size} does not divide the {width} numbers of a row in "
+                        f"kv_group_size={size} does not divide the {width} values of a row in "
                         f"layer {layer}: use a smaller group"
                     )
 
     def replace(self, caches: Sequence[Rollbackable]) -> None:
-        """Put other caches of the same lengths in the places of some, or all, of them.
+        """Replace caches by others of the same lengths.
 
-        Can be called again if an interrupt came: until the last step the list is the old one.
+        May be called again after an interrupt: the list changes in the last step only.
         """
         for layer, cache in enumerate(caches):
             if self._group is not None and cache is not self._caches[layer]:
                 self._group.replace(layer, cache)
         self._caches[:] = caches
 
-    def room(self) -> int | None:
-        """Drafts that the next block may hold so that it ends where rows get quantised."""
+    def room_for_drafts(self) -> int | None:
+        """Return the most drafts of the next block, which must end where quantisation begins."""
         if self._options is None or self._done:
             return None
         length = max(cache.length() for cache in self._caches)
@@ -115,73 +115,73 @@ class Quantizer:
             if isinstance(cache, RewindableRotatingKVCache):
                 raise OptionError(
                     f"kv_bits cannot be used: layer {layer} has a sliding window, which mlx-lm "
-                    "cannot quantise. Leave kv_bits out for this model, or max_kv_size."
+                    "cannot quantise. Omit kv_bits for this model, or max_kv_size."
                 )
 
 
 def prefill(
-    setup: Setup, caches: list[Rollbackable], quantizer: Quantizer, prompt: Sequence[int]
+    config: DecoderConfig, caches: list[Rollbackable], quantizer: Quantizer, prompt: Sequence[int]
 ) -> None:
-    """Feed all tokens of `prompt` but the last, in mlx-lm's chunks, and record nothing."""
-    setup.report(0, len(prompt))
+    """Feed all tokens of `prompt` but the last, in mlx-lm's chunks, without recording."""
+    config.report(0, len(prompt))
     last = len(prompt) - 1
-    for start in range(0, last, setup.prefill_step_size):
-        stop = min(start + setup.prefill_step_size, last)
+    for start in range(0, last, config.prefill_step_size):
+        stop = min(start + config.prefill_step_size, last)
         ids = list(prompt[start:stop])
         chunk = mx.array(ids, dtype=mx.uint32)
-        out = setup.model.forward(chunk[None], caches)
+        out = config.model.forward(chunk[None], caches)
         quantizer.apply()
-        setup.drafting.tell(Commit(chunk, out.hidden, ids=ids))
+        config.proposers.commit(Commit(chunk, out.hidden, ids=ids))
         mx.eval([cache.arrays() for cache in caches])
-        setup.report(stop, len(prompt))
+        config.report(stop, len(prompt))
         mx.clear_cache()
     quantizer.check()
 
 
 @final
-class Target:
-    """What is fed since the last `keep` can be taken back.
+class TargetRunner:
+    """Feeds the target. Tokens fed since the last `keep` can be rolled back.
 
     Args:
-        setup: The decoder's parts.
+        config: The decoder's parts.
         loan: The caller's caches.
     """
 
-    def __init__(self, setup: Setup, loan: Loan) -> None:
-        self._setup = setup
+    def __init__(self, config: DecoderConfig, loan: Loan) -> None:
+        self._config = config
         self._caches = loan.caches
         self._start = loan.length()
         group = group_of(loan.caches)
         self._group = CacheGroup(loan.caches) if group is None else group
-        self._quantizer = Quantizer(setup.kv, loan.caches)
+        self._quantizer = Quantizer(config.kv, loan.caches)
         self._undo: tuple[list[Rollbackable], list[Callable[[], None]]] | None = None
-        # From the host: zeros would wait to be made in the thread that begins the text.
+        # Built from a host list: `mx.zeros` would be evaluated lazily, in this thread's stream.
         self._nothing = Draft(mx.array([], dtype=mx.uint32))
 
     def prefill(self, prompt: Sequence[int]) -> None:
         """Feed all of the prompt but its last token.
 
-        Until `begun` it can be given up as a whole.
+        Until `begun` is called, `give_up_prompt` can undo it.
         """
         before = list(self._caches)
         self._undo = (before, [cache.checkpoint() for cache in before])
-        prefill(self._setup, self._caches, self._quantizer, prompt)
+        prefill(self._config, self._caches, self._quantizer, prompt)
 
     def start(self) -> None:
-        """Record from here on."""
+        """Start recording for rewinds."""
         self._group.start()
 
     def begun(self) -> None:
-        """The prompt is text now, and stays."""
+        """Commit the prompt."""
         self._undo = None
 
     def give_up_prompt(self) -> bool:
-        """Return to what the caches held before a prompt that was not begun with.
+        """Restore the caches to their content before an uncommitted prompt.
 
-        Can be called again if it was interrupted.
+        May be called again after an interrupt.
 
         Returns:
-            Whether there is such a prompt.
+            Whether there was an uncommitted prompt.
         """
         if self._undo is None:
             return False
@@ -193,97 +193,97 @@ class Target:
         return True
 
     def stop(self) -> None:
-        """Take back what was not kept, and record no longer."""
+        """Roll back what was not kept, and stop recording."""
         self._group.restore()
         self._group.stop()
 
     def restore(self) -> None:
-        """Take back what was not kept."""
+        """Roll back what was not kept."""
         self._group.restore()
 
-    def forward(self, newest: mx.array, draft: Draft, plan: Plan) -> Block:
-        """Feed the newest token `(1,)` and a draft behind it."""
-        newest = newest.astype(mx.uint32)
-        fed = newest[None]
+    def forward(self, last_token: mx.array, draft: Draft, plan: Plan) -> Block:
+        """Feed the last token `(1,)` and a draft after it, and verify the draft."""
+        last_token = last_token.astype(mx.uint32)
+        fed = last_token[None]
         if draft.tokens.shape[0]:
-            draft = in_range(draft, self._setup.model.vocab_size)
-            fed = mx.concatenate([newest, draft.tokens])[None]
-        out = self._setup.model.forward(fed, self._caches)
-        decision = self._setup.sampler.verify(newest, draft, out.logits[0])
+            draft = in_range(draft, self._config.model.vocab_size)
+            fed = mx.concatenate([last_token, draft.tokens])[None]
+        out = self._config.model.forward(fed, self._caches)
+        decision = self._config.sampler.verify(last_token, draft, out.logits[0])
         return Block(plan, draft, out, decision)
 
-    def draft(self, newest: mx.array, plan: Plan, depth: int) -> Block:
-        """Feed the newest token `(1,)` and up to `depth` drafts, by whom is planned."""
+    def draft(self, last_token: mx.array, plan: Plan, depth: int) -> Block:
+        """Feed the last token `(1,)` and up to `depth` drafts of the planned proposer."""
         if not depth:
-            return self.launch(newest, plan)
-        choose = self._setup.sampler.choose
+            return self.submit(last_token, plan)
+        choose = self._config.sampler.choose
         noting = Confidence(choose) if plan.confidence else None
-        draft = self._setup.drafting.draft(plan, newest, depth, noting or choose)
+        draft = self._config.proposers.draft(plan, last_token, depth, noting or choose)
         if not draft.tokens.shape[0]:
-            return self.launch(newest, plan)
-        block = self.forward(newest, draft, plan)
+            return self.submit(last_token, plan)
+        block = self.forward(last_token, draft, plan)
         return block if noting is None else attrs.evolve(block, confidence=noting.noted)
 
-    def launch(self, newest: mx.array, plan: Plan) -> Block:
-        """Feed the newest token `(1,)` alone, perhaps not read yet, and let the device begin."""
-        block = self.forward(newest, self._nothing, plan)
+    def submit(self, last_token: mx.array, plan: Plan) -> Block:
+        """Feed the last token `(1,)` alone, possibly unread, and start the device on it."""
+        block = self.forward(last_token, self._nothing, plan)
         mx.async_eval(block.results(), self._arrays())
         return block
 
     def feed(self, ids: Sequence[int]) -> Commit:
-        """Feed tokens that are text already: their logits are never computed."""
+        """Feed and commit tokens that were emitted before; their logits are never computed."""
         tokens = mx.array(list(ids), dtype=mx.uint32)
-        out = self._setup.model.forward(tokens[None], self._caches)
+        out = self._config.model.forward(tokens[None], self._caches)
         self._keep(tokens)
         return Commit(tokens, out.hidden, ids=ids)
 
-    def rehearse(self, ids: Sequence[int]) -> None:
-        """Feed tokens, wait for what would come next, and take them back."""
-        out = self._setup.model.forward(mx.array([list(ids)], dtype=mx.uint32), self._caches)
+    def dry_run(self, ids: Sequence[int]) -> None:
+        """Feed tokens, wait for the most likely next ones, and roll back."""
+        out = self._config.model.forward(mx.array([list(ids)], dtype=mx.uint32), self._caches)
         mx.eval(mx.argmax(out.logits[0], axis=-1), self._arrays())
         self._group.restore()
 
     def fed(self) -> int:
-        """Tokens that are text and were fed since this was made, owed ones included."""
-        owed = self._group.owed()
+        """Return the committed tokens fed since creation, including those to replay."""
+        to_replay = self._group.owed()
         length = max(cache.length() for cache in self._caches)
-        return length - self._start + (0 if owed is None else owed.shape[1])
+        return length - self._start + (0 if to_replay is None else to_replay.shape[1])
 
     def evaluate(self, block: Block) -> None:
-        """Wait for a block. The round's one synchronisation."""
+        """Wait for a block: the round's one synchronisation."""
         mx.eval(block.results(), self._arrays())
 
-    def feed_owed(self) -> None:
-        """Feed what is text and was taken out of caches that could not stop inside a block."""
-        owed = self._group.take_owed()
-        if owed is not None:
-            self._setup.model.forward(owed, self._caches)
-            self._group.apply_keep(owed.shape[1], self._group.plan_keep(owed.shape[1]))
+    def replay(self) -> None:
+        """Feed committed tokens again that caches had to drop with a partly rejected block."""
+        to_replay = self._group.take_owed()
+        if to_replay is not None:
+            self._config.model.forward(to_replay, self._caches)
+            self._group.apply_keep(to_replay.shape[1], self._group.plan_keep(to_replay.shape[1]))
 
-    def keep(self, block: Block, ids: Sequence[int], newest: int | None) -> Commit:
-        """Make a block's first tokens, `ids`, text; take the rest back.
+    def keep(self, block: Block, ids: Sequence[int], bonus: int | None) -> Commit:
+        """Commit a block's first tokens, `ids`, and roll the rest back.
 
         Args:
-            block: What was fed.
-            ids: Its first token, and the drafts behind it that stand.
-            newest: The token behind them, where it was emitted.
+            block: The block.
+            ids: Its first token and the accepted drafts.
+            bonus: The bonus token, if it was emitted.
         """
-        commit = block.commit(ids, newest)
+        commit = block.commit(ids, bonus)
         self._keep(commit.tokens)
         return commit
 
     def _keep(self, tokens: mx.array) -> None:
         count = tokens.shape[0]
         self._group.apply_keep(count, self._group.plan_keep(count))
-        self._setup.sampler.keep(tokens)
+        self._config.sampler.keep(tokens)
 
     def quantize(self) -> None:
-        """Quantise rows where that is due now that a block was kept."""
+        """Quantise caches if the sequence is long enough."""
         self._quantizer.apply()
 
-    def room(self) -> int | None:
-        """Drafts that the next block may hold, if the caches set a limit."""
-        return self._quantizer.room()
+    def room_for_drafts(self) -> int | None:
+        """Return the most drafts of the next block; `None` without a limit."""
+        return self._quantizer.room_for_drafts()
 
     def _arrays(self) -> list[mx.array]:
         return [array for cache in self._caches for array in cache.arrays()]

@@ -1,4 +1,4 @@
-"""One rewind over all caches that a loop feeds: all of them, or none."""
+"""Rewinds all caches that a decoding loop feeds: all of them, or none."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from speculate.validation import validated_integer
 
 @final
 class Window:
-    """Tokens fed since the last kept point, in every cache of one or more groups.
+    """The tokens fed since the last kept point, in all caches of one or more models.
 
-    Made by `speculation`. Several models' caches may share a window: a member that was
-    fed fewer tokens than are kept keeps what it has.
+    Created by `speculation`. If several models share a window, a model that was fed fewer tokens
+    than are kept keeps all of them.
     """
 
     def __init__(self, groups: Sequence[CacheGroup]) -> None:
@@ -26,22 +26,22 @@ class Window:
         self._over = False
 
     def fed(self) -> int:
-        """Most tokens that a member was fed since the kept point.
+        """Return the most tokens that any cache was fed since the kept point.
 
         Raises:
-            RewindError: The block was left.
+            RewindError: The window was closed.
         """
         self._refuse_if_over()
         return max((group.fed() for group in self._groups), default=0)
 
     def keep(self, m: int, /) -> None:
-        """Keep the first `m` tokens fed since the kept point, and take the rest back.
+        """Keep the first `m` tokens fed since the kept point, and roll the rest back.
 
-        What is kept becomes the new kept point, and the window goes on.
+        The new kept point is after these tokens, and the window stays open.
 
         Raises:
-            RewindError: `m` is negative or more than was fed, a layer cannot go back so far,
-                or the block was left. Every layer is checked first, and nothing was changed.
+            RewindError: `m` is negative or more than was fed, a layer cannot rewind that far,
+                or the window was closed. Every layer is checked first, so nothing was changed.
         """
         m = validated_integer("m", m)
         if not 0 <= m <= self.fed():
@@ -54,36 +54,39 @@ class Window:
             group.apply_keep(m, plan)
 
     def leave(self) -> None:
-        """Refuse every call from now on: the caches may be in another window."""
+        """Close the window: refuse later calls, because the caches may be in another window."""
         self._over = True
 
     def _refuse_if_over(self) -> None:
         if self._over:
             raise RewindError(
-                "this window was left: what it had not kept was taken back when its block ended. "
-                "Use the window of the block that is open, or open another one with speculation()"
+                "this window was left: tokens that were not kept were rolled back when its with "
+                "block ended. Use the window of an open block, or open one with speculation()"
             )
 
 
 @contextmanager
 def speculation(*caches: Sequence[object]) -> Iterator[Window]:
-    """Feed tokens that may be taken back again.
+    """Open a window, in which fed tokens can be rolled back.
 
-    Leaving the block, also by an exception, takes back whatever was fed after the last
-    `keep`. Caches of mlx-lm's own types are replaced in their list for the time of the
-    block, and refilled at its end.
+    Leaving the `with` block, normally or by an exception, rolls back all tokens fed after the
+    last `keep`. In lists of mlx-lm's caches, entries are swapped for rewindable caches and
+    restored on exit.
 
     Args:
-        caches: Each a model's or a head's whole list.
+        caches: Lists of caches, each the whole list of a model or a head.
+
+    Yields:
+        The window.
 
     Raises:
-        CannotRewindError: A layer's cache is of a kind that nothing here can rewind.
-        OptionError: No list was given, or something that is none, or one cache twice.
+        CannotRewindError: A layer's cache is of an unsupported kind.
+        OptionError: No list was given, an argument is not a list, or a cache occurs twice.
     """
     if not caches:
         raise OptionError("speculation needs at least one model's list of caches")
-    _refuse_what_is_no_list(caches)
-    # Costs an import of mlx-lm, which whoever has caches has paid for already.
+    _require_lists(caches)
+    # Imports mlx-lm, which a caller with caches has loaded already.
     from speculate.backends.adopt import refuse_shared
 
     refuse_shared(*caches)
@@ -93,7 +96,7 @@ def speculation(*caches: Sequence[object]) -> Iterator[Window]:
         yield window
 
 
-def _refuse_what_is_no_list(caches: Sequence[object]) -> None:
+def _require_lists(caches: Sequence[object]) -> None:
     for given in caches:
         if not isinstance(given, Sequence):
             kind = type(given).__name__
@@ -104,7 +107,7 @@ def _refuse_what_is_no_list(caches: Sequence[object]) -> None:
 
 @contextmanager
 def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
-    """One list that records, and is back at its last kept point in the end."""
+    """Record one list of caches, and restore its last kept point on exit."""
     group = group_of(caches)
     if group is None:
         with _adopted(caches) as adopted, _recorded(adopted) as group:
@@ -118,7 +121,7 @@ def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
         finally:
             _leave(group)
     finally:
-        # Does what is left to do, if an interrupt came in the middle of the first.
+        # Finishes the work if an interrupt cut the first attempt short.
         _leave(group)
 
 
@@ -134,10 +137,10 @@ def _leave(group: CacheGroup) -> None:
 
 @contextmanager
 def _adopted(caches: Sequence[object]) -> Iterator[list[Rollbackable]]:
-    """A list in which mlx-lm's caches give way to rewindable ones for a while."""
+    """Swap mlx-lm's caches in a list for rewindable ones, and restore them on exit."""
     if not isinstance(caches, list) or not caches:
-        raise OptionError("speculation needs the list of a model's caches, one a layer")
-    # Costs an import of mlx-lm, which whoever has such caches has paid for already.
+        raise OptionError("speculation needs the list of a model's caches, one per layer")
+    # Imports mlx-lm, which a caller with its caches has loaded already.
     from speculate.backends.adopt import adopt
 
     borrowed = Borrowed(caches, adopt)
@@ -151,7 +154,7 @@ def _adopted(caches: Sequence[object]) -> Iterator[list[Rollbackable]]:
         borrowed.give_back()
     if borrowed.lost:
         raise RewindError(
-            f"the last {borrowed.lost} tokens that were kept are in no cache: some layer can only "
-            "take whole blocks back, and mlx-lm's caches cannot be owed tokens. Feed them again, "
-            "or make the list with model.make_cache()."
+            f"the last {borrowed.lost} tokens that were kept are in no cache: a layer can only "
+            "roll back whole blocks, and mlx-lm's caches cannot replay tokens. Feed these tokens "
+            "again, or make the list with model.make_cache()."
         )

@@ -1,1 +1,1 @@
-"""Other libraries' call signatures, on this package's decoder."""
+"""The call signatures of other libraries, implemented with this package's decoder."""

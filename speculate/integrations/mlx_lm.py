@@ -1,4 +1,4 @@
-"""mlx-lm's steps leave it to their caller to end a text."""
+"""mlx-lm's call signatures for speculative generation, implemented with `Decoder`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from speculate.backends.adopt import refuse_shared
 from speculate.backends.group import group_of
-from speculate.decoding.config import check_list, check_model
+from speculate.decoding.config import check_model, require_list
 from speculate.decoding.decoder import Decoder
 from speculate.decoding.loan import Loan, OnLoan
 from speculate.errors import OptionError
@@ -27,12 +27,12 @@ from speculate.validation import validated_integer
 
 
 @final
-class Endless:
-    """A model that knows no end-of-text ids.
+class IgnoreEOS:
+    """A model without end-of-text ids: mlx-lm's steps let their caller detect the end.
 
     Args:
-        model: mlx-lm's, or an adapted one.
-        name: The option that it was given as.
+        model: An mlx-lm model or an adapted one.
+        name: Name of the option, for error messages.
 
     Raises:
         OptionError: It is neither.
@@ -74,13 +74,13 @@ class Endless:
 
 @final
 @attrs.frozen
-class Halves:
-    """A caller's list, split.
+class SplitPromptCache:
+    """A caller's list of caches, split between target and draft model.
 
     Attributes:
-        both: The caller's list, where it holds a part for the draft model.
-        target: The target's part. Where there is no other, the caller's list itself.
-        draft: The draft model's part.
+        both: The caller's list, if it has caches for both models.
+        target: The target's caches: the caller's list itself, if it has no others.
+        draft: The draft model's caches.
     """
 
     both: list[object] | None = None
@@ -88,49 +88,49 @@ class Halves:
     draft: list[object] | None = None
 
 
-def split(
+def split_prompt_cache(
     prompt_cache: list[object] | None,
     target: SpeculativeModel,
     draft: SpeculativeModel | None = None,
-) -> Halves:
-    """Split a list by the number of caches that the models make.
+) -> SplitPromptCache:
+    """Split a list by the number of caches that each model makes.
 
     Raises:
-        OptionError: It has the length of neither part nor both, or one cache twice.
+        OptionError: The list fits neither the target nor both models, or has a cache twice.
     """
-    check_list(prompt_cache)
+    require_list(prompt_cache)
     if prompt_cache is None:
-        return Halves()
+        return SplitPromptCache()
     of_target = len(target.make_cache())
     of_draft = 0 if draft is None else len(draft.make_cache())
     if len(prompt_cache) == of_target:
-        return Halves(target=prompt_cache)
+        return SplitPromptCache(target=prompt_cache)
     if of_draft and len(prompt_cache) == of_target + of_draft:
         refuse_shared(prompt_cache)
-        return Halves(prompt_cache, prompt_cache[:of_target], prompt_cache[of_target:])
+        return SplitPromptCache(prompt_cache, prompt_cache[:of_target], prompt_cache[of_target:])
     wanted = f"{of_target} for the target"
     wanted += f", or these and {of_draft} for the draft model" if of_draft else ""
     raise OptionError(f"prompt_cache has {len(prompt_cache)} caches, it needs {wanted}")
 
 
 @contextmanager
-def lent(
-    draft: SpeculativeModel, halves: Halves, stream: mx.Stream | mx.ThreadLocalStream
+def draft_cache_loan(
+    draft: SpeculativeModel, parts: SplitPromptCache, stream: mx.Stream | mx.ThreadLocalStream
 ) -> Iterator[list[Rollbackable] | None]:
-    """The draft model's part, on loan while the body runs; then the whole list is refilled.
+    """Borrow the draft model's caches for the body, then refill the caller's whole list.
 
     Args:
         draft: The draft model.
-        halves: The caller's list. Without a part for the draft model nothing is done.
-        stream: Where to compute what is left to do at the end.
+        parts: The caller's list. Nothing is borrowed if it has no caches for the draft model.
+        stream: Stream for the remaining computation at the end.
 
     Yields:
-        What the draft model is to work on; `None` for caches of its own.
+        The draft model's caches; `None` if it should make its own.
     """
-    if halves.both is None or halves.target is None or halves.draft is None:
+    if parts.both is None or parts.target is None or parts.draft is None:
         yield None
         return
-    loan, both = Loan(draft, halves.draft), halves.both
+    loan, both = Loan(draft, parts.draft), parts.both
 
     def give_back() -> None:
         with mx.stream(stream):
@@ -139,7 +139,7 @@ def lent(
                 group.restore()
                 group.stop()
             loan.give_back()
-        both[:] = [*(halves.target or ()), *loan.list]
+        both[:] = [*(parts.target or ()), *loan.list]
 
     try:
         try:
@@ -149,7 +149,7 @@ def lent(
         finally:
             give_back()
     finally:
-        # Does what is left to do, if an interrupt came in the middle of the first.
+        # Finishes the work if an interrupt cut the first attempt short.
         give_back()
 
 
@@ -176,38 +176,36 @@ def speculative_generate_step(
     max_kv_size: int | None = None,
     prompt_progress_callback: Callable[[int, int], None] | None = None,
 ) -> Steps:
-    """Generate tokens with a draft model; see mlx-lm's function of this name.
+    """Generate tokens with a draft model, like mlx-lm's function of the same name.
 
     Args:
         prompt: Token ids, `(T,)`.
-        model: The target: mlx-lm's model, or an adapted one.
-        draft_model: A smaller model of the same tokenizer, likewise.
-        stream: Where to compute.
-        num_draft_tokens: Drafts a round, 0 to 48.
-        max_tokens: Tokens to generate; -1 for no limit.
-        sampler: Called once for each token of a block, in order. Drafts stand by equality.
-        logits_processors: Called with the whole text before each token.
+        model: The target: an mlx-lm model or an adapted one.
+        draft_model: A smaller mlx-lm or adapted model with the same tokenizer.
+        stream: Stream to compute on.
+        num_draft_tokens: Drafted tokens per round, 0 to 48.
+        max_tokens: Most tokens to generate; -1 for no limit.
+        sampler: Called once per emitted token, in order; a draft that equals it is accepted.
+        logits_processors: Called with the whole sequence before each token.
         prompt_cache: The target's caches, or the target's and then the draft's in one list.
-        prefill_step_size: Tokens of one prefill chunk.
-        kv_bits: Quantise the target's caches to so many bits. The draft's stay as they are.
-        kv_group_size: Numbers that share a scale.
-        quantized_kv_start: Length of the text from which on caches are quantised.
-        max_kv_size: As in `generate_step`: rows to keep a layer, where no prompt cache is
-            given and the target does not choose its caches itself. The draft's are not bounded.
-        prompt_progress_callback: As in `generate_step`: called with prompt tokens done and in
-            all.
+        prefill_step_size: Tokens per prefill chunk.
+        kv_bits: Bits per value of the target's quantised caches. The draft's are not quantised.
+        kv_group_size: Values that share a scale.
+        quantized_kv_start: Sequence length, in tokens, at which quantisation begins.
+        max_kv_size: As in `generate_step`. The draft's caches are not bounded.
+        prompt_progress_callback: As in `generate_step`.
 
     Yields:
-        A token, its log-probabilities in float32, and whether it is an accepted draft.
+        A token id, its float32 log-probabilities `(vocabulary,)`, and whether it was drafted.
     """
     depth = _depth(num_draft_tokens)
-    target, draft = Endless(model, "model"), Endless(draft_model, "draft_model")
-    halves = split(prompt_cache, target, draft)
-    with lent(draft, halves, stream) as draft_caches:
+    target, draft = IgnoreEOS(model, "model"), IgnoreEOS(draft_model, "draft_model")
+    parts = split_prompt_cache(prompt_cache, target, draft)
+    with draft_cache_loan(draft, parts, stream) as draft_caches:
         decoder = Decoder(
             target,
             Fixed(DraftModel(draft, cache=draft_caches), depth),
-            _chooser(sampler),
+            _without_greedy(sampler),
             logits_processors or (),
             kv_bits=kv_bits,
             kv_group_size=kv_group_size,
@@ -217,7 +215,7 @@ def speculative_generate_step(
             prompt_progress_callback=prompt_progress_callback,
             stream=stream,
         )
-        yield from _steps(decoder, prompt, max_tokens, halves.target, stream)
+        yield from _steps(decoder, prompt, max_tokens, parts.target, stream)
 
 
 def mtp_generate_step(
@@ -242,33 +240,31 @@ def mtp_generate_step(
     Args:
         prompt: Token ids, `(T,)`.
         model: An adapted model with a head.
-        stream: Where to compute.
-        num_draft_tokens: Drafts a round, 0 to 48.
-        max_tokens: Tokens to generate; -1 for no limit.
-        sampler: Called once for each token of a block, in order. Drafts stand by equality.
-        logits_processors: Called with the whole text before each token.
+        stream: Stream to compute on.
+        num_draft_tokens: Drafted tokens per round, 0 to 48.
+        max_tokens: Most tokens to generate; -1 for no limit.
+        sampler: Called once per emitted token, in order; a draft that equals it is accepted.
+        logits_processors: Called with the whole sequence before each token.
         prompt_cache: The model's caches.
-        prefill_step_size: Tokens of one prefill chunk.
-        kv_bits: Quantise caches to so many bits.
-        kv_group_size: Numbers that share a scale.
-        quantized_kv_start: Length of the text from which on caches are quantised.
-        max_kv_size: As in `generate_step`: rows to keep a layer, where no prompt cache is
-            given and the model does not choose its caches itself.
-        prompt_progress_callback: As in `generate_step`: called with prompt tokens done and in
-            all.
+        prefill_step_size: Tokens per prefill chunk.
+        kv_bits: Bits per value of quantised caches.
+        kv_group_size: Values that share a scale.
+        quantized_kv_start: Length of the sequence, in tokens, at which quantisation begins.
+        max_kv_size: As in `generate_step`.
+        prompt_progress_callback: As in `generate_step`.
 
     Yields:
-        As `speculative_generate_step`.
+        The same as `speculative_generate_step`.
 
     Raises:
         HeadNotFoundError: The model has no head.
     """
     depth = _depth(num_draft_tokens)
-    target = Endless(model, "model")
+    target = IgnoreEOS(model, "model")
     decoder = Decoder(
         target,
         Fixed(MTPChain(), depth),
-        _chooser(sampler),
+        _without_greedy(sampler),
         logits_processors or (),
         kv_bits=kv_bits,
         kv_group_size=kv_group_size,
@@ -278,7 +274,7 @@ def mtp_generate_step(
         prompt_progress_callback=prompt_progress_callback,
         stream=stream,
     )
-    caches = split(prompt_cache, target).target
+    caches = split_prompt_cache(prompt_cache, target).target
     yield from _steps(decoder, prompt, max_tokens, caches, stream)
 
 
@@ -297,10 +293,10 @@ def _steps(
 
 
 def _depth(num_draft_tokens: object) -> int:
-    """Drafts a round, by mlx-lm's name for it."""
+    """Validate the drafted tokens per round, under mlx-lm's name."""
     return validated_integer("num_draft_tokens", num_draft_tokens, 0, MAX_DEPTH)
 
 
-def _chooser(sampler: Sampler | None) -> Sampler | None:
-    """mlx-lm's greedy sampler draws nothing: without it the next step need not wait."""
+def _without_greedy(sampler: Sampler | None) -> Sampler | None:
+    """Drop mlx-lm's greedy sampler: the decoder is greedy anyway, and faster without a callable."""
     return None if sampler is greedy_sampler else sampler

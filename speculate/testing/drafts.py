@@ -7,7 +7,7 @@ from typing import cast, final
 
 import mlx.core as mx
 
-from speculate.decoding.proposers import checked_draft
+from speculate.decoding.proposers import validated_draft
 from speculate.protocols import Choice, Draft, Proposer, SpeculativeModel
 from speculate.testing.broken import require
 from speculate.testing.driving import distances
@@ -44,7 +44,7 @@ def checked(proposer: Proposer, draft: Draft, depth: int, target: SpeculativeMod
         SpeculateError: It is too long, not of ids, or its laws are not one for each token.
         BrokenLawError: An id is none of the target's.
     """
-    ids = cast("list[int]", checked_draft(proposer, draft, depth).tokens.tolist())
+    ids = cast("list[int]", validated_draft(proposer, draft, depth).tokens.tolist())
     require(all(0 <= id_ < target.vocab_size for id_ in ids), f"drafts {ids}, which are no ids")
     return ids
 

@@ -216,8 +216,8 @@ def _is_suspect(difference: Difference) -> bool:
 
 
 def _reclassified(difference: Difference, spread: float) -> Difference:
-    explained = difference.size <= NOISE_MARGIN * spread
-    return attrs.evolve(difference, kind="numerics" if explained else "bug", spread=spread)
+    wrap_errors = difference.size <= NOISE_MARGIN * spread
+    return attrs.evolve(difference, kind="numerics" if wrap_errors else "bug", spread=spread)
 
 
 def _largest(rows: mx.array) -> list[float]:

@@ -33,7 +33,9 @@ def test_an_empty_prompt_is_refused(name: str, prompt: Any) -> None:
 def test_ids_that_the_model_has_not_are_refused(wrong: int, at: int) -> None:
     prompt = [1, 2, 3]
     prompt[at] = wrong
-    with pytest.raises(PromptError, match=f"{wrong} is not among the model's {tiny.VOCAB}"):
+    with pytest.raises(
+        PromptError, match=f"{wrong} is outside the model's vocabulary of {tiny.VOCAB}"
+    ):
         decoder().generate(prompt, 3)
 
 
@@ -148,7 +150,7 @@ class ByNobody:
 def test_drafts_by_nobody_are_an_error_and_lose_nothing() -> None:
     caches = kit.stock_caches("qwen3_5")
     decoder = Decoder(kit.get("qwen3_5").model, ByNobody())
-    with pytest.raises(SpeculateError, match="2 drafts by nobody"):
+    with pytest.raises(SpeculateError, match="2 drafts without a proposer"):
         list(decoder.generate(kit.PROMPT, 5, caches))
     kit.check_holds("qwen3_5", caches, kit.PROMPT)
 

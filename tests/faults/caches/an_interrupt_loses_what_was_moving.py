@@ -5,7 +5,7 @@ from __future__ import annotations
 from speculate.backends import adopt
 from speculate.errors import SpeculateError
 from tests.faults.planting import Patch
-from tests.window.test_interrupts import check, lines
+from tests.decoding.test_window_interrupts import check, lines
 
 
 def plant(patch: Patch) -> None:

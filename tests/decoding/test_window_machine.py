@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.backends.layers import KINDS
-from tests.window.machine import WindowMachine
+from tests.decoding.window_machine import WindowMachine
 
 
 def run(kind: str, examples: int, steps: int, *, derandomize: bool) -> None:

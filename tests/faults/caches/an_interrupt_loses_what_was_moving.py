@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from speculate.backends import adopt
 from speculate.errors import SpeculateError
-from tests.faults.planting import Patch
 from tests.decoding.test_window_interrupts import check, lines
+from tests.faults.planting import Patch
 
 
 def plant(patch: Patch) -> None:

@@ -113,10 +113,10 @@ class Borrowed:
     def _take_owed(self) -> None:
         """See to it that no tokens are owed: mlx-lm's caches cannot be."""
         group = group_of(self._adopted)
-        owed = None if group is None else group.owed()
+        owed = None if group is None else group.to_replay()
         if group is not None and owed is not None:
             self.lost = owed.shape[1]
-            group.take_owed()
+            group.take_replay()
 
 
 @final

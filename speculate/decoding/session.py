@@ -53,9 +53,9 @@ class KnownText:
 def _tells(cache: object) -> bool:
     """Whether a cache knows how many tokens it was fed."""
     # Costs an import of mlx-lm, which whoever has such caches has paid for already.
-    from speculate.backends.adopt import tells_length
+    from speculate.backends.adopt import knows_length
 
-    return tells_length(cache)
+    return knows_length(cache)
 
 
 @final

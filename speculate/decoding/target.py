@@ -194,12 +194,12 @@ class Target:
 
     def stop(self) -> None:
         """Take back what was not kept, and record no longer."""
-        self._group.restore()
+        self._group.rewind()
         self._group.stop()
 
     def restore(self) -> None:
         """Take back what was not kept."""
-        self._group.restore()
+        self._group.rewind()
 
     def forward(self, newest: mx.array, draft: Draft, plan: Plan) -> Block:
         """Feed the newest token `(1,)` and a draft behind it."""
@@ -241,11 +241,11 @@ class Target:
         """Feed tokens, wait for what would come next, and take them back."""
         out = self._setup.model.forward(mx.array([list(ids)], dtype=mx.uint32), self._caches)
         mx.eval(mx.argmax(out.logits[0], axis=-1), self._arrays())
-        self._group.restore()
+        self._group.rewind()
 
     def fed(self) -> int:
         """Tokens that are text and were fed since this was made, owed ones included."""
-        owed = self._group.owed()
+        owed = self._group.to_replay()
         length = max(cache.length() for cache in self._caches)
         return length - self._start + (0 if owed is None else owed.shape[1])
 
@@ -255,7 +255,7 @@ class Target:
 
     def feed_owed(self) -> None:
         """Feed what is text and was taken out of caches that could not stop inside a block."""
-        owed = self._group.take_owed()
+        owed = self._group.take_replay()
         if owed is not None:
             self._setup.model.forward(owed, self._caches)
             self._group.apply_keep(owed.shape[1], self._group.plan_keep(owed.shape[1]))

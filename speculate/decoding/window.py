@@ -123,7 +123,7 @@ def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
 
 def _leave(group: CacheGroup) -> None:
     try:
-        group.restore()
+        group.rewind()
     finally:
         group.stop()
 

@@ -129,9 +129,9 @@ class StockAdapter(ABC):
         group = group_of(cache)
         if group is None:
             return self._walk(tokens, cache)
-        if group.owes_much():
+        if group.replay_is_long():
             # Paid off as a block of its own, or every rejection would lengthen the next one.
-            with group.paying() as owed:
+            with group.replaying() as owed:
                 self._walk(owed, cache)
         with group.block(tokens) as fed:
             out = self._walk(fed, cache)

@@ -200,11 +200,11 @@ class DraftModel:
 
     def settle(self) -> None:
         self._undo = []
-        self._group.restore()
+        self._group.rewind()
         self._in_flight = 0
         if self._given is not None:
             self._flush()
-            owed = self._group.take_owed()
+            owed = self._group.take_replay()
             if owed is not None:
                 self._draft.forward(owed, self._cache)
         mx.eval(self._arrays())

@@ -110,7 +110,7 @@ class MTPChain:
         return Draft(drafts, [choice.law for choice in chain])
 
     def settle(self) -> None:
-        self._group.restore()
+        self._group.rewind()
         self._catch_up = 0
         mx.eval(self._arrays(), [commit.hidden for commit in self._told])
 
@@ -124,7 +124,7 @@ class MTPChain:
         """Take in every row whose token is known; the newest hidden state still waits."""
         hidden = self._states()
         self._step(hidden[:, :-1], self._tokens.tokens())
-        self._group.mark()
+        self._group.checkpoint()
         newest = mx.array([self._told[-1].ids[-1]], dtype=mx.uint32)
         state = mx.contiguous(hidden[:, -1:])
         self._told, self._tokens = [Commit(newest, state)], Waiting()

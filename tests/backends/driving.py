@@ -173,7 +173,7 @@ def contents(layer: object) -> list[Entry]:
 def _window(layer: RotatingKVCache) -> list[Entry]:
     """The sinks and the newest rows, as many as a step may see."""
     if isinstance(layer, RewindableRotatingKVCache):
-        return [*(layer.newest(min(layer.rows(), layer.max_size)) or (None, None))]
+        return [*(layer.window(min(layer.rows(), layer.max_size)) or (None, None))]
     buffers = (layer.keys, layer.values)
     return [None if buffer is None else _newest_of(layer, buffer) for buffer in buffers]
 

@@ -78,7 +78,7 @@ class Tape:
 
     def read(self) -> None:
         count = min(len(self.text), self.window)
-        rows = self.cache.newest(count)
+        rows = self.cache.window(count)
         if rows is not None:
             assert to_list(rows[0]) == self.newest(count)
 

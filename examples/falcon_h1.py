@@ -25,7 +25,7 @@ class FalconH1Adapter(StockAdapter):
         return int(self._model.args.vocab_size)
 
     @override
-    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         trunk, args = self._model.model, self._model.args
         hidden: mx.array = trunk(tokens, cache)
         if not args.tie_word_embeddings:

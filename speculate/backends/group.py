@@ -74,9 +74,9 @@ class GroupMember:
         waiting = None if self._group is None else self._group.to_replay()
         if waiting is not None:
             raise RewindError(
-                f"the last {waiting.shape[1]} tokens that were kept are in no cache yet, because some "
-                "layer can only roll back whole blocks: the next model.forward on these caches "
-                "replays them. Call it before hand_back."
+                f"the last {waiting.shape[1]} tokens that were kept are in no cache yet, because "
+                "some layer can only roll back whole blocks: the next model.forward on these "
+                "caches replays them. Call it before hand_back."
             )
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from typing import cast, final
 import attrs
 import mlx.core as mx
 
+from speculate._mx import log_softmax, to_ints
 from speculate.protocols import Commit, Decision, Draft, Forward, Plan, Verdict
 
 
@@ -71,11 +72,6 @@ class Block:
         return Commit(tokens, self.out.hidden, verdict, ids, newest)
 
 
-def to_ints(tokens: mx.array) -> list[int]:
-    """A row of ids, `(n,)`, on the host. Synchronises where they were not read before."""
-    return cast("list[int]", tokens.tolist())
-
-
 @final
 class Score:
     """Log-probabilities of one token, computed when they are first read.
@@ -100,8 +96,7 @@ class Score:
         held = self._held
         if isinstance(held, tuple):
             logits, row = held
-            own = logits[row].astype(mx.float32)
-            held = own - mx.logsumexp(own, axis=-1, keepdims=True)
+            held = log_softmax(logits[row])
             # Until it is computed, it keeps the logits.
             mx.async_eval(held)
             self._held = held

@@ -8,6 +8,7 @@ from typing import final
 import attrs
 import mlx.core as mx
 
+from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup, group_of
 from speculate.decoding.block import Block
 from speculate.decoding.config import KVQuantization, Setup
@@ -227,7 +228,7 @@ class Target:
     def launch(self, newest: mx.array, plan: Plan) -> Block:
         """Feed the newest token `(1,)` alone, perhaps not read yet, and let the device begin."""
         block = self.forward(newest, self._nothing, plan)
-        mx.async_eval(block.results(), self._arrays())
+        mx.async_eval(block.results(), arrays_of(self._caches))
         return block
 
     def feed(self, ids: Sequence[int]) -> Commit:
@@ -240,7 +241,7 @@ class Target:
     def rehearse(self, ids: Sequence[int]) -> None:
         """Feed tokens, wait for what would come next, and take them back."""
         out = self._setup.model.forward(mx.array([list(ids)], dtype=mx.uint32), self._caches)
-        mx.eval(mx.argmax(out.logits[0], axis=-1), self._arrays())
+        mx.eval(mx.argmax(out.logits[0], axis=-1), arrays_of(self._caches))
         self._group.rewind()
 
     def fed(self) -> int:
@@ -251,7 +252,7 @@ class Target:
 
     def evaluate(self, block: Block) -> None:
         """Wait for a block. The round's one synchronisation."""
-        mx.eval(block.results(), self._arrays())
+        mx.eval(block.results(), arrays_of(self._caches))
 
     def feed_owed(self) -> None:
         """Feed what is text and was taken out of caches that could not stop inside a block."""
@@ -284,6 +285,3 @@ class Target:
     def room(self) -> int | None:
         """Drafts that the next block may hold, if the caches set a limit."""
         return self._quantizer.room()
-
-    def _arrays(self) -> list[mx.array]:
-        return [array for cache in self._caches for array in cache.arrays()]

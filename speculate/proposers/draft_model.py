@@ -7,6 +7,7 @@ from typing import Final, cast, final
 
 import mlx.core as mx
 
+from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import CannotRewindError, OptionError, SpeculateError, VocabularyMismatchError
 from speculate.proposers._chain import Waiting
@@ -194,7 +195,7 @@ class DraftModel:
             drafts.append(choose(logits, len(drafts)))
             block = drafts[-1].token
             # The device begins while the next step is written down.
-            mx.async_eval(block, self._arrays() if len(drafts) == limit else [])
+            mx.async_eval(block, arrays_of(self._cache) if len(drafts) == limit else [])
         tokens = mx.concatenate([choice.token for choice in drafts])
         return Draft(tokens, [choice.law for choice in drafts])
 
@@ -207,7 +208,7 @@ class DraftModel:
             owed = self._group.take_replay()
             if owed is not None:
                 self._draft.forward(owed, self._cache)
-        mx.eval(self._arrays())
+        mx.eval(arrays_of(self._cache))
 
     def _take(self, cache: list[Rollbackable]) -> None:
         group = group_of(cache)
@@ -250,13 +251,10 @@ class DraftModel:
             finally:
                 self._group.start()
             self._waiting.ids = self._waiting.ids[tokens.shape[0] :]
-            mx.async_eval(self._arrays())
+            mx.async_eval(arrays_of(self._cache))
 
     def _shared_vocabulary(self) -> int:
         return min(self._draft.vocab_size, self._target_vocabulary())
 
     def _target_vocabulary(self) -> int:
         return (self._draft if self._target is None else self._target).vocab_size
-
-    def _arrays(self) -> list[mx.array]:
-        return [array for cache in self._cache for array in cache.arrays()]

@@ -6,6 +6,7 @@ from typing import final
 
 import mlx.core as mx
 
+from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import HeadNotFoundError, SpeculateError
 from speculate.proposers._chain import Waiting
@@ -105,14 +106,14 @@ class MTPChain:
             chain.append(choose(out.logits[:, -1], len(chain)))
             state, tokens = out.hidden[:, -1:], chain[-1].token
             # The device begins while the next step is written down.
-            mx.async_eval(tokens, self._arrays() if len(chain) == limit else [])
+            mx.async_eval(tokens, arrays_of(self._cache) if len(chain) == limit else [])
         drafts = mx.concatenate([choice.token for choice in chain])
         return Draft(drafts, [choice.law for choice in chain])
 
     def settle(self) -> None:
         self._group.rewind()
         self._catch_up = 0
-        mx.eval(self._arrays(), [commit.hidden for commit in self._told])
+        mx.eval(arrays_of(self._cache), [commit.hidden for commit in self._told])
 
     def _end_draft(self) -> None:
         """Keep the rows with true hidden states, and take back those of the chain."""
@@ -128,7 +129,7 @@ class MTPChain:
         newest = mx.array([self._told[-1].ids[-1]], dtype=mx.uint32)
         state = mx.contiguous(hidden[:, -1:])
         self._told, self._tokens = [Commit(newest, state)], Waiting()
-        mx.async_eval(self._arrays(), state)
+        mx.async_eval(arrays_of(self._cache), state)
 
     def _states(self) -> mx.array:
         """Those that wait, `(1, n, width)`."""
@@ -139,9 +140,6 @@ class MTPChain:
     def _step(self, hidden: mx.array, tokens: mx.array) -> Forward:
         with self._group.block(tokens[None]) as fed:
             return self._the_head().step(hidden, fed, self._cache)
-
-    def _arrays(self) -> list[mx.array]:
-        return [array for cache in self._cache for array in cache.arrays()]
 
     def _the_head(self) -> MTPHead:
         if self._head is None:

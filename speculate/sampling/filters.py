@@ -9,6 +9,7 @@ from typing import Final, final
 import attrs
 import mlx.core as mx
 
+from speculate._mx import log_softmax
 from speculate.sampling.noise import key, uniform
 from speculate.sampling.options import Sampling
 
@@ -85,12 +86,6 @@ def _below(logprobs: mx.array, threshold: mx.array) -> mx.array:
 
 COINS: Final = 0
 """The stream of XTC's coins."""
-
-
-def log_softmax(logits: mx.array) -> mx.array:
-    """Log-probabilities in float32, along the last axis."""
-    logits = logits.astype(mx.float32)
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 @final

@@ -13,7 +13,8 @@ import speculate as sp
 from speculate.backends.arrays import RewindableArraysCache
 from speculate.errors import OptionError
 from speculate.models.adapter import StockAdapter
-from speculate.models.gated_delta import GatedDeltaLayer, cheapest
+from speculate.models.gated_delta import cheapest
+from speculate.models.stock import GatedDeltaLayer
 from speculate.protocols import DefersRollback, Recurrence, StockModel
 from tests import tiny
 from tests.backends.driving import (

@@ -128,7 +128,7 @@ class Odd(StockAdapter):
         return self._stock(tokens, cache=list(cache))
 
     @override
-    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         logits = self.logits(tokens, cache)
         return Forward(logits, logits)
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 from typing_extensions import override
 
 from speculate import Sampling
+from speculate._mx import log_softmax
 from speculate.protocols import Choice, Draft
 from speculate.sampling.acceptance import (
     BlockVerification,
@@ -20,7 +21,7 @@ from speculate.sampling.acceptance import (
     leading,
     most_likely,
 )
-from speculate.sampling.filters import Law, log_softmax
+from speculate.sampling.filters import Law
 from speculate.sampling.noise import gumbel, key, uniform
 
 DRAWS: Final = 2

@@ -143,10 +143,10 @@ def load_mtp_head(
     if revision is not None:
         validated_text("revision", revision)
     stock = stock_of(model)
-    from speculate.checkpoints.folder import explained, locate
+    from speculate.checkpoints.folder import resolve_checkpoint, wrap_errors
 
-    path = locate(path_or_repo, revision, head_only=True)
-    with explained(path, "the head cannot be read"):
+    path = resolve_checkpoint(path_or_repo, revision, head_only=True)
+    with wrap_errors(path, "the head cannot be read"):
         tensors = read_head(find_head(path), norms=norms)
         return build_head(stock, tensors.dequantized() if dequantize else tensors, feed=feed)
 
@@ -303,12 +303,17 @@ def load(
     validated_mapping("tokenizer_config", tokenizer_config)
     validated_mapping("model_config", model_config)
     _check_sources(revision, head)
-    from speculate.checkpoints.folder import locate
+    from speculate.checkpoints.folder import resolve_checkpoint
 
-    folder = demo_folder("hybrid") if path_or_repo is None else locate(path_or_repo, revision)
+    folder = (
+        demo_folder("hybrid")
+        if path_or_repo is None
+        else resolve_checkpoint(path_or_repo, revision)
+    )
     check_folder(folder, model_config)
     if isinstance(head, str | Path):
-        head = locate(head, head_only=True)  # A mistake here shows before anything is read.
+        # A mistake here shows before anything is read.
+        head = resolve_checkpoint(head, head_only=True)
     unpacked = dequantize or path_or_repo is None
     stock, config = _load_stock(folder, unpacked, lazy, model_config, trust_remote_code)
     tokenizer = _load_tokenizer(folder, tokenizer_config, config)
@@ -350,11 +355,11 @@ def _load_stock(
     trust_remote_code: bool,
 ) -> tuple[StockModel, dict[str, object]]:
     from speculate.checkpoints import load_trunk
-    from speculate.checkpoints.folder import explained
-    from speculate.checkpoints.trunk import unpack_model
+    from speculate.checkpoints.folder import wrap_errors
+    from speculate.checkpoints.trunk import dequantize_model
     from speculate.models.registry import adapter_for
 
-    with explained(folder, "mlx-lm cannot load the model"):
+    with wrap_errors(folder, "mlx-lm cannot load the model"):
         stock, config = load_trunk(
             folder,
             lazy=True,
@@ -364,7 +369,7 @@ def _load_stock(
         # Before gigabytes are read: is there any use for them?
         adapter_for(stock)
         if dequantize:
-            unpack_model(stock)
+            dequantize_model(stock)
         if not lazy:
             mx.eval(cast("Module", stock).parameters())
     return stock, config
@@ -375,9 +380,9 @@ def _load_tokenizer(
 ) -> TokenizerWrapper:
     from mlx_lm.utils import load_tokenizer
 
-    from speculate.checkpoints.folder import explained
+    from speculate.checkpoints.folder import wrap_errors
 
-    with explained(folder, "its tokenizer cannot be loaded"):
+    with wrap_errors(folder, "its tokenizer cannot be loaded"):
         tokenizer: TokenizerWrapper = load_tokenizer(
             folder, None if options is None else dict(options), config.get("eos_token_id")
         )

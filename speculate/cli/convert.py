@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from speculate.checkpoints import find_head, load_trunk, read_head
     from speculate.checkpoints.convert import HEAD_FILE, convert
     from speculate.checkpoints.export import check_apart, check_free, new_folder
-    from speculate.checkpoints.folder import explained
+    from speculate.checkpoints.folder import wrap_errors
     from speculate.cli.models import busy
     from speculate.cli.sources import find
     from speculate.loading import check_folder
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     check_folder(source, None)
     files = find_head(apart)
     with new_folder(target, replace=args.force) as folder, busy("Converting ..."):
-        with explained(source, "mlx-lm cannot convert it"), redirect_stdout(StringIO()):
+        with wrap_errors(source, "mlx-lm cannot convert it"), redirect_stdout(StringIO()):
             stock, config = load_trunk(source, lazy=True, trust_remote_code=args.trust_remote_code)
             head = read_head(files)
             # Before gigabytes are written: do the two fit?

@@ -42,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
         check_apart,
         check_free,
         copy_tokenizer,
-        drafter_config,
+        head_config,
         new_folder,
-        write_drafter,
+        write_head_checkpoint,
     )
-    from speculate.checkpoints.folder import explained
+    from speculate.checkpoints.folder import wrap_errors
     from speculate.cli.sources import find
 
     target: Path = args.output
@@ -56,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
     files = find_head(source)
     with (
         new_folder(target, replace=args.force) as folder,
-        explained(source, "its head cannot be extracted"),
+        wrap_errors(source, "its head cannot be extracted"),
         bars() as shown,
     ):
         head = _read(files, args.quantize, shown)
-        config = drafter_config(files, head)
+        config = head_config(files, head)
         writing = shown.begin("Writing", 1)
         copy_tokenizer(files.folder, folder)
-        write_drafter(folder, head, config)
+        write_head_checkpoint(folder, head, config)
         writing.advance()
     print(f"{target}: {_described(head)}")
     return 0

@@ -11,8 +11,8 @@ from typing import Final, Literal, final
 
 import attrs
 
-from speculate.checkpoints.folder import read_json, section, setting, survey
-from speculate.checkpoints.head import HeadSummary, find_head, peek_head
+from speculate.checkpoints.folder import read_json, scan_folder, section, setting
+from speculate.checkpoints.head import HeadSummary, find_head, summarize_head
 from speculate.checkpoints.names import strip_prefix
 from speculate.cli.layers import Architecture, architecture
 from speculate.errors import HeadNotFoundError
@@ -74,7 +74,7 @@ def inspect(path: Path, head_path: Path | Literal[False] | None = None) -> Repor
     Raises:
         CheckpointError: A file is damaged or missing.
     """
-    found = survey(path)
+    found = scan_folder(path)
     config, name = found.config, found.config.get("model_type")
     trunk = [t for t in found.tensors.values() if strip_prefix(t.name) is None]
     made, prefix, head, why = None, None, None, None
@@ -83,7 +83,7 @@ def inspect(path: Path, head_path: Path | Literal[False] | None = None) -> Repor
     else:
         try:
             files = find_head(head_path or path)
-            prefix, head = files.prefix, peek_head(files)
+            prefix, head = files.prefix, summarize_head(files)
         except HeadNotFoundError as error:
             why = str(error)
     if prefix == "":

@@ -21,9 +21,9 @@ def find(name: str | None, revision: str | None = None, *, head_only: bool = Fal
     if is_bundled(name):
         return demo_folder(name or DEMO_MODELS[0])
     # Costs an import of mlx-lm.
-    from speculate.checkpoints.folder import locate
+    from speculate.checkpoints.folder import resolve_checkpoint
 
-    return locate(name or DEMO_MODELS[0], revision, head_only=head_only)
+    return resolve_checkpoint(name or DEMO_MODELS[0], revision, head_only=head_only)
 
 
 def is_bundled(name: str | None) -> bool:

@@ -105,8 +105,8 @@ def _head(prefix: str, head: HeadSummary) -> Iterator[Row]:
     parts += [f"{count} matrices {dtype}" for dtype, count in head.plain.items()]
     parts += [f"{head.blocks} matrices of scaled 8-bit floats"] if head.blocks else []
     yield "", "; ".join(parts)
-    if head.leftovers:
-        yield "", f"not understood, and left out: {', '.join(head.leftovers)}"
+    if head.unknown_tensors:
+        yield "", f"not understood, and left out: {', '.join(head.unknown_tensors)}"
     for place, norm in enumerate(head.norms):
         stored = "gains" if norm.convention == "gains" else "raw (gains minus one)"
         text = f"{norm.group}: {stored}; mean {norm.mean:.3g}: {norm.reason}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, cast, get_args
+from typing import Final, cast, final, get_args
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -201,8 +201,9 @@ def project(owner: object, embedding: Embedding, hidden: mx.array) -> mx.array:
     return embedding.as_linear(hidden) if head is None else head(hidden)
 
 
+@final
 class DenseAdapter(StockAdapter):
-    """Drives llama, Qwen2, Qwen3 and LFM2, and is the base of the gpt-oss adapter.
+    """Drives llama, Qwen2, Qwen3, gpt-oss and LFM2.
 
     The kinds of caches do not matter here: full attention, sliding windows and recurrent states
     all work, the latter rolled back by whole blocks. A family whose stock forward does more than

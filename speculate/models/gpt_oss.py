@@ -27,11 +27,7 @@ tokens, as gpt-oss-20b does with gpt-oss-120b.
 
 from __future__ import annotations
 
-from typing import final
-
 from speculate.models.adapter import DenseAdapter
 
-
-@final
-class GptOssAdapter(DenseAdapter):
-    """Drives `gpt_oss`. Its forward is the dense one; what is special is in its caches."""
+GptOssAdapter = DenseAdapter
+"""Drives `gpt_oss`. Its forward is the dense one: all that is special is in weights and caches."""

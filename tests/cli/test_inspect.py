@@ -63,7 +63,7 @@ def test_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plain = table(capsys, "windowed")
-    for part in ("gpt_oss (GptOssAdapter)", "RotatingKVCache(32)", "KVCache: exactly", "head"):
+    for part in ("gpt_oss (DenseAdapter)", "RotatingKVCache(32)", "KVCache: exactly", "head"):
         assert part in plain
     assert "\x1b" not in plain
     monkeypatch.setenv("TERM", "xterm")

@@ -60,7 +60,7 @@ def test_a_bundled_model(
     assert lines[0] == "speculate verify: OK"
     assert re.fullmatch(r"0 differences in \d+ comparisons, by \d+ checks", lines[1])
     assert re.search(r"mlx-speculate \S+, mlx \S+, mlx-lm \S+, Python 3\.\d+", said.out)
-    assert "  family    gpt_oss (GptOssAdapter)\n" in said.out
+    assert "  family    gpt_oss (DenseAdapter)\n" in said.out
     assert "windows of 32" in said.out and "--tokens 32" in lines[-1]
     every = {"forward", "tails", "rewind", "text", "acceptance", "seed"}
     assert outcomes(said) == {check: {"OK"} for check in every}

@@ -28,9 +28,11 @@ def described(name: str, draft: str | None, subject: Subject) -> Verified:
         noise = subject.rounding.noise
         logits = subject.oracle.cold(subject.ids(0, 1))
     except Exception as error:
-        from speculate.checkpoints.folder import one_line
+        from speculate.checkpoints.folder import summarize_error
 
-        raise CheckpointError(f"{name}: does not run on this machine: {one_line(error)}") from error
+        raise CheckpointError(
+            f"{name}: does not run on this machine: {summarize_error(error)}"
+        ) from error
     caches = Counter(type(cache).__name__ for cache in subject.oracle.caches())
     about = {
         "family": _family(subject),

@@ -30,6 +30,6 @@ class FalconH1Adapter(StockAdapter):
         hidden: mx.array = trunk(tokens, cache)
         if not args.tie_word_embeddings:
             return Forward(self._model.lm_head(hidden), hidden)
-        # The tied embedding is scaled for looking up; the logits have a scale of their own.
+        # The tied embedding is scaled for lookup; the logits have a scale of their own.
         scale = args.lm_head_multiplier / args.embedding_multiplier
         return Forward(trunk.embed_tokens.as_linear(hidden) * scale, hidden)

@@ -28,7 +28,7 @@ from speculate.checkpoints.quantization import Quantization
 from speculate.errors import CheckpointError, OptionError
 from speculate.protocols import StockModel
 
-Choice = Callable[[str], Quantization | None]
+QuantizationChoice = Callable[[str], Quantization | None]
 """Returns how to quantise a module, by its name without prefix; `None` leaves it unquantised."""
 
 ROUTERS: Final = ("mlp.gate", "mlp.shared_expert_gate")
@@ -59,7 +59,7 @@ Predicate = Callable[[str, Module], bool | dict[str, object]]
 """mlx-lm's choice of how to quantise a module: `False`, `True`, or its own options."""
 
 
-def as_trunks(packing: Quantization) -> Choice:
+def as_trunks(packing: Quantization) -> QuantizationChoice:
     """Return the choice of these families' trunks: one quantisation, a finer one for routers."""
 
     def choose(module: str) -> Quantization | None:
@@ -69,7 +69,7 @@ def as_trunks(packing: Quantization) -> Choice:
 
 
 def quantize_head(
-    head: HeadTensors, choose: Choice, done: Callable[[str], None] = lambda _: None
+    head: HeadTensors, choose: QuantizationChoice, done: Callable[[str], None] = lambda _: None
 ) -> HeadTensors:
     """Quantise every plain matrix whose width is a multiple of the group size. Synchronises.
 
@@ -93,7 +93,7 @@ def quantize_head(
 
 
 def dequantize_head(
-    head: HeadTensors, *, keep: Choice = lambda _: None, dtype: mx.Dtype | None = None
+    head: HeadTensors, *, keep: QuantizationChoice = lambda _: None, dtype: mx.Dtype | None = None
 ) -> HeadTensors:
     """Dequantise matrices.
 

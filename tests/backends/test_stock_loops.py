@@ -1,4 +1,4 @@
-"""mlx-lm's own speculative loop, over adapters and caches that can be taken back."""
+"""mlx-lm's own speculative loop, over adapters and rewindable caches."""
 
 from __future__ import annotations
 

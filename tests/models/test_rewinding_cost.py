@@ -118,7 +118,7 @@ def test_a_decoder_runs_no_forward_and_no_recurrence_for_a_rejection(
 
 @pytest.mark.parametrize("name", WAYS)
 def test_what_is_kept_was_made_by_the_forward(name: str) -> None:
-    """Every array behind a noted rewind exists already: evaluating it takes no memory."""
+    """Every array of a deferred rewind exists already: evaluating it takes no memory."""
     caches = cold(model(name), ids(9))[1]
     gc.disable()  # so that nothing else is freed meanwhile
     with speculation(caches) as window:
@@ -127,15 +127,17 @@ def test_what_is_kept_was_made_by_the_forward(name: str) -> None:
             mx.eval([cache.arrays() for cache in caches])
             before = mx.get_active_memory()
             window.keep(2)
-            mx.eval([array for cache in states(caches) for array in behind(cache.deferred())])
+            mx.eval(
+                [array for cache in states(caches) for array in rewind_arrays(cache.deferred())]
+            )
             assert mx.get_active_memory() <= before
     gc.enable()
 
 
-def behind(noted: Deferred | None) -> list[mx.array]:
-    """The arrays that a layer holds to go on from a noted rewind."""
-    assert noted is not None
-    block = noted.restore
+def rewind_arrays(deferred: Deferred | None) -> list[mx.array]:
+    """The arrays that a layer holds to go on from a deferred rewind."""
+    assert deferred is not None
+    block = deferred.restore
     assert isinstance(block, BlockRecord)
     if isinstance(block.states, KeptStates):
         return [block.conv_input, *block.states.states]

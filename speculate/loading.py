@@ -272,8 +272,7 @@ def load(
     """Load a model and its tokenizer, and attach its multi-token-prediction head.
 
     Args:
-        path_or_repo: A folder or a hub repository, in any form that mlx-lm loads. `None`
-            is the bundled demo model.
+        path_or_repo: A folder or hub repository that mlx-lm loads; `None` is the bundled demo.
         head: Where the head is. By default the folder's own, if it holds one, and none with a
             `SpeculateWarning` if only its index speaks of one; `False` leaves that alone.
         dequantize: Turn quantised weights into float32: larger, and on a CPU faster. The
@@ -286,8 +285,7 @@ def load(
         trust_remote_code: Let the checkpoint bring Python code of its own.
 
     Returns:
-        The model, which knows the tokenizer's end-of-text ids and its vocabulary, and the
-        tokenizer.
+        The model, with the tokenizer's end-of-text ids and vocabulary, and the tokenizer.
 
     Raises:
         OptionError: An option cannot be used.
@@ -305,15 +303,11 @@ def load(
     _check_sources(revision, head)
     from speculate.checkpoints.folder import resolve_checkpoint
 
-    folder = (
-        demo_folder("hybrid")
-        if path_or_repo is None
-        else resolve_checkpoint(path_or_repo, revision)
-    )
+    source = demo_folder("hybrid") if path_or_repo is None else path_or_repo
+    folder = resolve_checkpoint(source, revision)
     check_folder(folder, model_config)
     if isinstance(head, str | Path):
-        # A mistake here shows before anything is read.
-        head = resolve_checkpoint(head, head_only=True)
+        head = resolve_checkpoint(head, head_only=True)  # Fails before anything is read.
     unpacked = dequantize or path_or_repo is None
     stock, config = _load_stock(folder, unpacked, lazy, model_config, trust_remote_code)
     tokenizer = _load_tokenizer(folder, tokenizer_config, config)

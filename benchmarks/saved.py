@@ -18,7 +18,7 @@ from benchmarks.padding import put_all
 from benchmarks.places import head_width, hybrid_places
 from speculate import SpeculativeModel, adapt, load_demo, load_mtp_head
 from speculate.checkpoints import find_head, read_head
-from speculate.checkpoints.export import drafter_config, write_drafter
+from speculate.checkpoints.export import head_config, write_head_checkpoint
 from speculate.loading import demo_folder, stock_of
 from speculate.protocols import StockModel
 
@@ -52,7 +52,7 @@ def save_grown(model: SpeculativeModel, folder: Path) -> tuple[Path, Path]:
     head = read_head(files).dequantized()
     places = hybrid_places(hybrid_args(load_demo("hybrid")[0]), large)
     grown = attrs.evolve(head, weights=put_all(head.weights, places))
-    write_drafter(drafter, grown, drafter_config(attrs.evolve(files, config=config), grown))
+    write_head_checkpoint(drafter, grown, head_config(attrs.evolve(files, config=config), grown))
     return trunk, drafter
 
 

@@ -13,7 +13,7 @@ from mlx_lm.models import gated_delta, qwen3_5
 from speculate import SpeculativeModel
 from speculate.backends.arrays import RewindableArraysCache
 from speculate.models.adapter import DenseAdapter
-from speculate.models.gated_delta import Block, FoldedReplay
+from speculate.models.gated_delta import BlockRecord, FusedReplay
 from speculate.models.qwen3_5 import Qwen35Adapter
 from speculate.protocols import Recurrence, StockModel
 
@@ -80,11 +80,11 @@ def replay_all(caches: Sequence[object]) -> None:
     noted = [(cache, cache.deferred()) for cache in states_of(caches)]
     parts: list[list[mx.array]] = []
     for _, note in noted:
-        block = cast(Block, note.restore) if note else None
-        replay = cast(FoldedReplay, block.states) if block else None
+        block = cast(BlockRecord, note.restore) if note else None
+        replay = cast(FusedReplay, block.states) if block else None
         if note is None or replay is None or replay.before is None:
             return
-        layer, rows = replay.layer, replay.inputs.first(replay.folded + note.num_tokens)
+        layer, rows = replay.layer, replay.inputs.first(replay.fused + note.num_tokens)
         g = gated_delta.compute_g(layer.A_log, rows.a, layer.dt_bias)
         parts.append([*rows.split(layer), g, mx.sigmoid(rows.b), replay.before])
     stacked = [mx.concatenate([*part]) for part in zip(*parts, strict=True)]
@@ -92,7 +92,7 @@ def replay_all(caches: Sequence[object]) -> None:
     _, after = run(*stacked)
     for index, (cache, note) in enumerate(noted):
         if note is not None:
-            window, _ = cast(Block, note.restore).resume(note.num_tokens)
+            window, _ = cast(BlockRecord, note.restore).resume(note.num_tokens)
             cache.replace([mx.contiguous(window), after[index : index + 1]])
 
 
@@ -108,7 +108,7 @@ def whole_blocks(stock: qwen3_5.Model) -> SpeculativeModel:
 Way = tuple[Callable[[qwen3_5.Model], SpeculativeModel], Callable[[Sequence[object]], None]]
 WAYS: Final[dict[str, Way]] = {
     "every state, pick": (lambda stock: adapted(stock, "ops"), nothing),
-    "folded replay": (lambda stock: adapted(stock, "kernel"), nothing),
+    "fused replay": (lambda stock: adapted(stock, "kernel"), nothing),
     "replay layer by layer": (lambda stock: adapted(stock, "kernel"), replay_each),
     "one replay for all layers": (lambda stock: adapted(stock, "kernel"), replay_all),
     "snapshot, feed again": (whole_blocks, nothing),

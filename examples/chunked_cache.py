@@ -1,7 +1,7 @@
 """A backend for mlx-lm's `ChunkedKVCache`, the cache of Llama 4's chunked attention.
 
-Before each forward Llama 4 drops the rows that no step can see any more. While drafts may be
-taken back those rows may be needed again, so this cache keeps some of them a little longer.
+Before each forward Llama 4 drops the rows that no step can see any more. A rollback may need some
+of them again, so while speculating this cache keeps 64 rows more.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class RewindableChunkedKVCache(AbandonsByCheckpoint, TrimsByOffset, ChunkedKVCac
         return stock
 
     def _content(self) -> Content:
-        """As mlx-lm's `state` tells it, which is not to be read of a cache of this package."""
+        """Return what mlx-lm's `state` holds; a rewindable cache's own `state` cannot be saved."""
         return self.keys, self.values, self.offset, self.chunk_size, self.start_position
 
     def _fill(self, content: Content) -> None:
@@ -58,7 +58,7 @@ class RewindableChunkedKVCache(AbandonsByCheckpoint, TrimsByOffset, ChunkedKVCac
     @override
     def can_trim(self, n: int, /) -> bool:
         length = self.length() - n
-        chunk = length // self.chunk_size * self.chunk_size  # where the next token's chunk begins
+        chunk = length // self.chunk_size * self.chunk_size  # start of the next token's chunk
         return n == 0 or (n > 0 and length >= 0 and self.start_position <= chunk)
 
     @override
@@ -71,13 +71,13 @@ class RewindableChunkedKVCache(AbandonsByCheckpoint, TrimsByOffset, ChunkedKVCac
 
     @override
     def checkpoint(self) -> Callable[[], None]:
-        # By reference: rows that count are never written again, only rows behind them.
+        # By reference: valid rows are never written again, only rows after them.
         before = self._content()
 
-        def go_back() -> None:
+        def restore() -> None:
             self._fill(before)
 
-        return go_back
+        return restore
 
     def arrays(self) -> list[mx.array]:
         held: list[mx.array | None] = [self.keys, self.values]

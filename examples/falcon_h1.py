@@ -25,11 +25,11 @@ class FalconH1Adapter(StockAdapter):
         return int(self._model.args.vocab_size)
 
     @override
-    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         trunk, args = self._model.model, self._model.args
         hidden: mx.array = trunk(tokens, cache)
         if not args.tie_word_embeddings:
             return Forward(self._model.lm_head(hidden), hidden)
-        # The tied embedding is scaled for looking up; the logits have a scale of their own.
+        # The tied embedding is scaled for lookup; the logits have a scale of their own.
         scale = args.lm_head_multiplier / args.embedding_multiplier
         return Forward(trunk.embed_tokens.as_linear(hidden) * scale, hidden)

@@ -1,7 +1,8 @@
-"""A proposer that copies what came after the longest end of the text that occurred before.
+"""A proposer that copies what followed the earlier occurrence of the longest repeated suffix.
 
-The automaton of all substrings of the text grows by one token in constant time (Blumer et al.,
-"The smallest automaton recognizing the subwords of a text", Theoretical Computer Science 40).
+The automaton of all substrings of the sequence grows by one token in amortised constant time
+(Blumer et al., "The smallest automaton recognizing the subwords of a text", Theoretical Computer
+Science 40).
 """
 
 from typing import cast, final
@@ -14,7 +15,7 @@ from speculate.protocols import Choose, Commit, Draft
 
 @final
 class SuffixAutomaton:
-    """Drafts by lookup, with no limit on how long an end is looked for."""
+    """Drafts by lookup, with no limit on the length of the suffix."""
 
     name = "suffix"
 
@@ -22,43 +23,43 @@ class SuffixAutomaton:
         self.begin(0)
 
     def attach(self, target: SpeculativeModel, /) -> None:
-        """Drafts for any model."""
+        """Do nothing: it drafts for any model."""
 
     def begin(self, position: int, /) -> None:
-        self._unseen = position
-        self._text: list[int] = []
-        # One state for each set of ends; state 0 is the empty end, and the only one to begin with.
+        self._skipped = position
+        self._ids: list[int] = []
+        # One state for each set of end positions; state 0 is the empty suffix, the initial state.
         self._next: list[dict[int, int]] = [{}]
         self._shorter, self._length, self._end = [-1], [0], [0]
         self._whole = 0
 
     def position(self) -> int:
-        return self._unseen + len(self._text)
+        return self._skipped + len(self._ids)
 
     def commit(self, commit: Commit, /) -> None:
         for token in commit.ids:
             self._append(token)
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        token, state = cast(int, newest.item()), self._whole
+    def propose(self, last_token: mx.array, limit: int, choose: Choose, /) -> Draft:
+        token, state = cast(int, last_token.item()), self._whole
         while state >= 0 and token not in self._next[state]:
             state = self._shorter[state]
-        start = len(self._text) if state < 0 else self._end[self._next[state][token]]
-        return Draft(mx.array(self._text[start : start + limit], dtype=mx.uint32))
+        start = len(self._ids) if state < 0 else self._end[self._next[state][token]]
+        return Draft(mx.array(self._ids[start : start + limit], dtype=mx.uint32))
 
     def settle(self) -> None:
-        """Has no cache."""
+        """Do nothing: there is no cache."""
 
     def _append(self, token: int) -> None:
-        self._text.append(token)
-        state, self._whole = self._whole, self._add({}, len(self._text), len(self._text))
+        self._ids.append(token)
+        state, self._whole = self._whole, self._add({}, len(self._ids), len(self._ids))
         while state >= 0 and token not in self._next[state]:
             self._next[state][token] = self._whole
             state = self._shorter[state]
         self._shorter[self._whole] = 0 if state < 0 else self._after(state, token)
 
     def _after(self, state: int, token: int) -> int:
-        """The state behind a token, of ends no longer than `state`'s and the token."""
+        """Return the state after a token, for suffixes no longer than `state`'s and the token."""
         found, length = self._next[state][token], self._length[state] + 1
         if self._length[found] == length:
             return found

@@ -302,14 +302,11 @@ def load(
     _check_sources(revision, head)
     from speculate.checkpoints.folder import resolve_checkpoint
 
-    folder = (
-        demo_folder("hybrid")
-        if path_or_repo is None
-        else resolve_checkpoint(path_or_repo, revision)
-    )
+    source = demo_folder("hybrid") if path_or_repo is None else path_or_repo
+    folder = resolve_checkpoint(source, revision)
     check_folder(folder, model_config)
     if isinstance(head, str | Path):
-        head = resolve_checkpoint(head, head_only=True)  # Fails before weights are read.
+        head = resolve_checkpoint(head, head_only=True)  # Fails before anything is read.
     unpacked = dequantize or path_or_repo is None
     stock, config = _load_stock(folder, unpacked, lazy, model_config, trust_remote_code)
     tokenizer = _load_tokenizer(folder, tokenizer_config, config)
@@ -355,7 +352,7 @@ def _load_stock(
 ) -> tuple[StockModel, dict[str, object]]:
     from speculate.checkpoints import load_trunk
     from speculate.checkpoints.folder import wrap_errors
-    from speculate.checkpoints.trunk import unpack_model
+    from speculate.checkpoints.trunk import dequantize_model
     from speculate.models.registry import adapter_for
 
     with wrap_errors(folder, "mlx-lm cannot load the model"):
@@ -367,7 +364,7 @@ def _load_stock(
         )
         adapter_for(stock)  # Refuses an unsupported model before its weights are read.
         if dequantize:
-            unpack_model(stock)
+            dequantize_model(stock)
         if not lazy:
             mx.eval(cast("Module", stock).parameters())
     return stock, config

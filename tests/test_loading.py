@@ -124,7 +124,7 @@ def test_no_head_is_normal_and_a_promised_one_too(
         assert sp.load(tmp_path)[0].head is None
     (record,) = caplog.records
     assert record.levelno == logging.INFO
-    assert "config.json promises one" in record.message
+    assert "config.json claims one" in record.message
 
 
 def test_the_folders_own_head_can_be_left_alone(tmp_path: Path) -> None:

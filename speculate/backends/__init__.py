@@ -1,4 +1,4 @@
-"""One kind of cache a file: how it takes tokens back. `adoption` turns mlx-lm's into these.
+"""Caches that can be rolled back, one kind a file; `adopt` makes them from mlx-lm's.
 
 Nothing is imported here, so that `speculate.backends.group` does not cost an import of mlx-lm.
 """

@@ -1,4 +1,4 @@
-"""From mlx-lm's caches to ours and back: the one place that knows which is which."""
+"""Conversion of mlx-lm's caches to rewindable ones and back."""
 
 from __future__ import annotations
 
@@ -18,84 +18,88 @@ from speculate.errors import CannotRewindError, OptionError
 from speculate.protocols import Rollbackable
 
 ENTRY_POINTS: Final = "speculate.backends"
-"""Group of entry points: the class name of a cache -> a callable that adopts one."""
+"""Entry-point group: class name of a cache -> callable that adopts one."""
 
 _STOCK: Final = (KVCache, QuantizedKVCache, RotatingKVCache, ArraysCache)
 
 
 def adopt(caches: Sequence[object], *, position: int = 0) -> list[Rollbackable]:
-    """Move the content of a model's caches into one group that can take tokens back.
+    """Move the content of a model's caches into one group of rewindable caches.
 
     Args:
-        caches: One model's list; entries that are rewindable already are taken as they are.
-        position: For empty caches: text position of the first token to be fed.
+        caches: One model's list; entries that are rewindable already are used as they are.
+        position: For empty caches: position of the first token to be fed.
+
+    Returns:
+        One rewindable cache a layer, all of one group.
 
     Raises:
-        CannotRewindError: Names the first layer whose cache nothing here can rewind.
-            Nothing was moved.
+        CannotRewindError: Names the first layer whose cache no backend can rewind. Nothing was
+            moved.
         OptionError: Two layers share a cache. Nothing was moved.
     """
     refuse_shared(caches)
     for layer, cache in enumerate(caches):
-        reason = _why_not(cache)
+        reason = _refusal(cache)
         if reason is not None:
             raise CannotRewindError(f"layer {layer}: {reason}")
     if caches and all(isinstance(cache, Rollbackable) for cache in caches):
         return [cache for cache in caches if isinstance(cache, Rollbackable)]
-    put_back = contents(caches)
+    restore = contents(caches)
     try:
         length = max((_length(cache) for cache in caches), default=0)
-        adopted = join([_adopt_one(cache, length) for cache in caches])
+        adopted = join([_adopt(cache, length) for cache in caches])
         if position:
-            for late in adopted:
-                if isinstance(late, StartsLate):
-                    late.start_at(position)
+            for cache in adopted:
+                if isinstance(cache, StartsLate):
+                    cache.start_at(position)
         return adopted
     except BaseException:
-        put_back()
+        restore()
         raise
 
 
 def release(caches: Sequence[Rollbackable]) -> list[object]:
-    """Hand back the caches of a list, all of them or none.
+    """Move the content of rewindable caches into caches of mlx-lm: all of them or none.
 
     Raises:
-        Exception: What one of them raised. They hold what they held, and it can be tried again.
+        Exception: What a cache raised. All hold what they held before, and the call can be
+            repeated.
     """
-    put_back = contents(caches)
+    restore = contents(caches)
     try:
         return [cache.hand_back() for cache in caches]
     except BaseException:
-        put_back()
+        restore()
         raise
 
 
 def contents(caches: Sequence[object]) -> Callable[[], None]:
-    """Hold on to what caches consist of; calling the result puts it back.
+    """Save the attributes of caches; calling the result restores them.
 
-    For the short time in which content moves from one cache to another, attribute by attribute:
-    an interrupt, or a failure, may come between any two.
+    It protects the short time in which content moves from one cache to another, attribute by
+    attribute: an interrupt or a failure may come between any two.
     """
     parts = [part for cache in caches for _, part in _parts(cache)]
-    # An object without attributes of its own holds nothing, and is refused in a moment.
+    # An object without attributes of its own holds nothing, and is refused later.
     now: list[dict[str, object]] = [getattr(part, "__dict__", {}) for part in parts]
     held = [(attributes, dict(attributes)) for attributes in now]
 
-    def put_back() -> None:
+    def restore() -> None:
         for attributes, before in held:
             attributes.update(before)
 
-    return put_back
+    return restore
 
 
 def refuse_shared(*lists: Sequence[object]) -> None:
-    """Refuse a cache that stands at two places: rows of one layer would replace another's.
+    """Refuse a cache that two layers share: they would overwrite each other's rows.
 
     Args:
         lists: Each a model's whole list. No cache may be in two of them either.
 
     Raises:
-        OptionError: Names both places.
+        OptionError: Names both layers.
     """
     owners: dict[int, tuple[str, object]] = {}
     for number, caches in enumerate(lists):
@@ -107,14 +111,14 @@ def refuse_shared(*lists: Sequence[object]) -> None:
                     what = "one" if shared[1] is part else "the rows of one"
                     raise OptionError(
                         f"{shared[0]} and {place} share {what} {type(part).__name__}, and each "
-                        "would write over what the other keeps: give every layer a cache of its "
+                        "would overwrite what the other stores: give every layer a cache of its "
                         "own, from model.make_cache() or mlx_lm's make_prompt_cache(model)"
                     )
                 owners |= dict.fromkeys({id(part), *_rows(part)}, (place, part))
 
 
 def _parts(cache: object, place: str = "") -> Iterator[tuple[str, object]]:
-    """A cache and everything in it that is a cache of its own, each with its place."""
+    """Yield a cache and the caches inside it, each with its place in words."""
     yield place, cache
     if isinstance(cache, CacheList):
         for index, member in enumerate(cache.caches):
@@ -122,7 +126,7 @@ def _parts(cache: object, place: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _rows(cache: object) -> set[int]:
-    """Identities of the buffers that a cache writes in place. The entries of a state are not."""
+    """Return ids of the buffers that a cache writes in place; a state's entries are not."""
     if not isinstance(cache, KVCache | QuantizedKVCache | RotatingKVCache):
         return set()
     buffers = (cache.keys, cache.values)
@@ -130,12 +134,12 @@ def _rows(cache: object) -> set[int]:
     return {id(part) for part in rows if part is not None}
 
 
-def _why_not(cache: object) -> str | None:
-    """Why a cache cannot be adopted; `None` if it can."""
+def _refusal(cache: object) -> str | None:
+    """Return why a cache cannot be adopted; `None` if it can."""
     if isinstance(cache, Rollbackable):
         return None
     if type(cache) is CacheList:
-        return next((why for why in map(_why_not, cache.caches) if why is not None), None)
+        return next((why for why in map(_refusal, cache.caches) if why is not None), None)
     if type(cache) not in _STOCK and _third_party(cache) is None:
         return (
             f"no backend can rewind a {type(cache).__name__}. Write one (see 'Writing a "
@@ -147,7 +151,7 @@ def _why_not(cache: object) -> str | None:
 
 
 def _batch(cache: object) -> int:
-    """Sequences in a cache; 0 where it is padded for several."""
+    """Return the number of sequences in a cache; 0 if it is padded for several."""
     if isinstance(cache, ArraysCache):
         padded = cache.left_padding is not None or cache.lengths is not None
         return 0 if padded else int(cache.batch_size)
@@ -159,15 +163,15 @@ def _batch(cache: object) -> int:
     return 1
 
 
-def tells_length(cache: object) -> bool:
-    """Whether a cache knows how many tokens it was fed: a recurrent state does not."""
+def knows_length(cache: object) -> bool:
+    """Return whether a cache knows how many tokens it was fed: a recurrent state does not."""
     if isinstance(cache, CacheList):
-        return any(tells_length(member) for member in cache.caches)
+        return any(knows_length(member) for member in cache.caches)
     return isinstance(cache, Rollbackable | KVCache | QuantizedKVCache | RotatingKVCache)
 
 
 def _length(cache: object) -> int:
-    """Tokens in a cache, as far as it can tell: a recurrent state cannot."""
+    """Return the tokens in a cache; 0 for a recurrent state, which does not count them."""
     if isinstance(cache, Rollbackable):
         return cache.length()
     if isinstance(cache, CacheList):
@@ -177,11 +181,11 @@ def _length(cache: object) -> int:
     return 0
 
 
-def _adopt_one(cache: object, length: int) -> Rollbackable:
+def _adopt(cache: object, length: int) -> Rollbackable:
     if isinstance(cache, Rollbackable):
         return cache
     if isinstance(cache, CacheList):
-        return RewindableCacheList([_adopt_one(c, length) for c in cache.caches], cache)
+        return RewindableCacheList([_adopt(c, length) for c in cache.caches], cache)
     if isinstance(cache, ArraysCache):
         return RewindableArraysCache.adopt(cache, length)
     if isinstance(cache, KVCache):

@@ -1,4 +1,4 @@
-"""How to take back the newest blocks of a state cache: what its layer recorded."""
+"""Recurrent state: rolled back by what its layer recorded, or by whole blocks."""
 
 from __future__ import annotations
 
@@ -17,113 +17,117 @@ from speculate.errors import RewindError
 from speculate.protocols import Deferred, Entries
 
 Content = list[mx.array | None] | Deferred
-"""What a state cache holds: its entries, or how to get at them."""
+"""The content of a state cache: its entries, or a rewind from which they can be computed."""
 
 
-def by_reference(content: Entries | Deferred) -> Content:
-    """The same content, which writes to the cache that it came from do not reach."""
+def shallow_copy(content: Entries | Deferred) -> Content:
+    """Return the same content in a list of its own, unaffected by later writes to the cache."""
     return content if isinstance(content, Deferred) else list(content)
 
 
 @attrs.frozen(eq=False)
 class Record:
-    """How to take back the tokens of one block.
+    """How to roll back the tokens of one block.
 
     Attributes:
         num_tokens: Tokens of the block.
-        restore: Entries after its first `m` tokens; `None` where only the whole block
-            can be taken back.
-        snapshot: Content before it.
+        state_after: Returns the entries after the block's first `m` tokens; `None` if only the
+            whole block can be rolled back.
+        snapshot: Content before the block.
     """
 
     num_tokens: int
-    restore: Callable[[int], Entries] | None
+    state_after: Callable[[int], Entries] | None
     snapshot: Content
 
 
 @final
-class Records:
-    """The newest blocks, as many as hold the tokens that can always be taken back."""
+class RollbackLog:
+    """Records of the last blocks: as many as cover the last `RECORD_WINDOW` tokens."""
 
     def __init__(self) -> None:
         self._blocks: deque[Record] = deque()
 
     def add(self, record: Record) -> None:
-        """Record the newest block, and let go of blocks that are no longer needed."""
+        """Append the last block's record, and drop records that are no longer needed."""
         self._blocks.append(record)
         tokens = sum(block.num_tokens for block in self._blocks)
         while tokens - self._blocks[0].num_tokens >= RECORD_WINDOW:
             tokens -= self._blocks.popleft().num_tokens
 
-    def newest(self) -> Record | None:
-        """The newest block's."""
+    def last(self) -> Record | None:
+        """Return the last block's record, if there is one."""
         return self._blocks[-1] if self._blocks else None
 
-    def forget_behind(self, newest: Record | None) -> None:
-        """Forget what was recorded after `newest`."""
-        while self._blocks and self._blocks[-1] is not newest:
+    def tokens(self) -> int:
+        """Return the number of recorded tokens."""
+        return sum(block.num_tokens for block in self._blocks)
+
+    def drop_after(self, last: Record | None) -> None:
+        """Drop the records added after `last`; all of them if `last` is `None`."""
+        while self._blocks and self._blocks[-1] is not last:
             self._blocks.pop()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all records."""
         self._blocks.clear()
 
-    def reach(self, n: int) -> bool:
-        """Whether there is a way back by exactly `n` tokens, `n` at least 1."""
+    def can_rewind(self, n: int) -> bool:
+        """Return whether exactly the last `n` tokens can be rolled back, `n >= 1`."""
         for block in reversed(self._blocks):
             if n < block.num_tokens:
-                return block.restore is not None
+                return block.state_after is not None
             n -= block.num_tokens
             if n == 0:
                 return True
         return False
 
-    def take_back(self, n: int) -> Content:
-        """Forget the newest `n` tokens, which are within reach.
+    def rewind(self, n: int) -> Content:
+        """Drop the last `n` tokens, for which `can_rewind(n)` is true.
 
         Returns:
-            The content before them. What is left of a block stays recorded.
+            The content before them. The rest of a partly dropped block stays recorded.
         """
         while True:
             block = self._blocks.pop()
             left = block.num_tokens - n
-            if left > 0 and block.restore is not None:
-                self._blocks.append(Record(left, block.restore, block.snapshot))
-                return Deferred(block.restore, left)
+            if left > 0 and block.state_after is not None:
+                self._blocks.append(Record(left, block.state_after, block.snapshot))
+                return Deferred(block.state_after, left)
             if left >= 0:
-                return by_reference(block.snapshot)
+                return shallow_copy(block.snapshot)
             n = -left
 
 
 @attrs.frozen(eq=False)
-class Before:
-    """What a cache was like when a forward began.
+class BlockStart:
+    """The state of a cache when a forward began, by reference.
 
     Attributes:
         length: Tokens fed.
-        content: By reference.
-        newest: The newest record.
+        content: Its content.
+        last: The last record.
     """
 
     length: int
     content: Content
-    newest: Record | None
+    last: Record | None
 
 
 @final
 class RewindableArraysCache(GroupMember, ArraysCache):
-    """`ArraysCache` that goes back by what its layer recorded.
+    """`ArraysCache` that rolls back by what its layer recorded.
 
-    A layer that knows its recurrence calls `record_rollback`, and can be cut at any token.
+    A layer that knows its recurrence calls `record_rollback`, and can be rewound to any token.
     For any other layer the entries before a block are kept by reference (a layer replaces
-    entries and never writes into one), so that whole blocks can be taken back.
+    entries and never writes into one), so that whole blocks can be rolled back.
 
-    A rewind into a block is a note. It is carried out when the entries are read, unless the
-    layer that recorded the block goes on from the note.
+    A rewind into a block is deferred: it is carried out when the entries are read, unless the
+    layer that recorded the block continues from the deferred rewind.
 
     Args:
         size: Number of entries.
-        length: Tokens that the state stands for already.
+        length: Tokens that the state has consumed already.
     """
 
     _content: Content
@@ -131,10 +135,10 @@ class RewindableArraysCache(GroupMember, ArraysCache):
     def __init__(self, size: int, length: int = 0) -> None:
         ArraysCache.__init__(self, size)
         self._length = length
-        self._records = Records()
+        self._log = RollbackLog()
         self._speculating = False
         self._unrecorded = False
-        self._open: Before | None = None
+        self._open: BlockStart | None = None
         self._source: ArraysCache | None = None
 
     @classmethod
@@ -147,7 +151,7 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         return cache
 
     def hand_back(self) -> ArraysCache:
-        self.refuse_while_owing()
+        self.require_replayed()
         entries = self.entries()
         stock = self._source or ArraysCache(len(entries))
         stock.state = (entries, None, None)
@@ -157,7 +161,7 @@ class RewindableArraysCache(GroupMember, ArraysCache):
 
     @property  # type: ignore[override]  # mlx-lm's is inferred too narrow
     def cache(self) -> list[mx.array | None]:
-        """The entries. Reading them carries out a rewind that was noted."""
+        """The entries. Reading them carries out a deferred rewind."""
         if isinstance(self._content, Deferred):
             self._content = list(self._content.entries())
         return self._content
@@ -167,10 +171,10 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         self._content = entries
 
     def entries(self) -> list[mx.array | None]:
-        """The entries now, by reference."""
+        """Return the present entries, by reference."""
         return list(self.cache)
 
-    # What layers and adapters call.
+    # Called by layers and adapters.
 
     @override
     def __setitem__(self, idx: int, value: mx.array | None) -> None:
@@ -200,15 +204,15 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         /,
     ) -> None:
         if self._speculating:
-            self._records.add(Record(num_tokens, restore, by_reference(snapshot)))
+            self._log.add(Record(num_tokens, restore, shallow_copy(snapshot)))
             self._unrecorded = False
 
     def open_block(self) -> None:
         if self._unrecorded:
-            # Somebody wrote without a record: what was recorded before is out of reach.
-            self._records.clear()
+            # A write without a record hides the older ones: they cannot be rewound to any more.
+            self._log.clear()
         self._unrecorded = False
-        self._open = Before(self._length, by_reference(self._content), self._records.newest())
+        self._open = BlockStart(self._length, shallow_copy(self._content), self._log.last())
 
     def close_block(self, num_tokens: int, /) -> None:
         if self._open is None:
@@ -223,11 +227,11 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         if self._open is None:
             return
         self._content, self._length = self._open.content, self._open.length
-        self._records.forget_behind(self._open.newest)
+        self._log.drop_after(self._open.last)
         self._unrecorded = False
         self._open = None
 
-    # What takes tokens back.
+    # Rollback.
 
     def start_at(self, position: int, /) -> None:
         self._length = position
@@ -242,34 +246,41 @@ class RewindableArraysCache(GroupMember, ArraysCache):
     def can_trim(self, n: int, /) -> bool:
         if n <= 0 or self._unrecorded:
             return n == 0
-        return self._records.reach(n)
+        return self._log.can_rewind(n)
 
     def trim(self, n: int, /) -> int:
         check_trim(self, self.group(), n)
         if n > 0:
-            self._content = self._records.take_back(n)
+            self._content = self._log.rewind(n)
             self._length -= n
         return n
 
     def start_speculation(self) -> None:
         self._speculating = True
         self._unrecorded = False
-        self._records.clear()
+        self._log.clear()
 
     def stop_speculation(self) -> None:
         self._speculating = False
         self._unrecorded = False
-        self._records.clear()
+        self._log.clear()
 
     def checkpoint(self) -> Callable[[], None]:
-        length, content = self._length, by_reference(self._content)
+        length, content = self._length, shallow_copy(self._content)
 
-        def go_back() -> None:
-            self._records.clear()
+        def restore() -> None:
+            self._log.clear()
             self._unrecorded = False
-            self._content, self._length = by_reference(content), length
+            self._content, self._length = shallow_copy(content), length
 
-        return go_back
+        return restore
 
     def arrays(self) -> list[mx.array]:
         return [entry for entry in self.cache if entry is not None]
+
+    @override
+    def _described(self) -> list[str]:
+        written = "deferred rewind" if isinstance(self._content, Deferred) else "entries"
+        size = "" if isinstance(self._content, Deferred) else f"{len(self._content)} "
+        recorded = [f"{self._log.tokens()} tokens recorded"] if self._speculating else []
+        return [*super()._described(), f"{size}{written}", *recorded]

@@ -1,4 +1,4 @@
-"""What the backends that store rows share: checked trims, and buffers that grow."""
+"""Code shared by backends that store rows: checked trims, and buffers that grow."""
 
 from __future__ import annotations
 
@@ -6,39 +6,40 @@ from collections.abc import Callable
 from typing import Final
 
 import mlx.core as mx
+from typing_extensions import override
 
 from speculate.backends.group import CacheGroup, CanTrim, GroupMember
 from speculate.errors import RewindError
 
 STEP: Final = 256
-"""Rows that a buffer grows by, as mlx-lm's do."""
+"""Rows that a buffer grows by, as in mlx-lm."""
 
 
 def check_trim(cache: CanTrim, group: CacheGroup | None, n: int) -> None:
-    """Refuse a trim that this cache, or another of its group, could not do.
+    """Refuse a trim that this cache, or another member of its group, could not do.
 
     Raises:
         RewindError: Nothing was changed.
     """
     if not cache.can_trim(n):
         raise RewindError(
-            f"{type(cache).__name__} cannot take back {n} tokens at length {cache.length()}"
+            f"{type(cache).__name__} cannot trim {n} tokens at length {cache.length()}"
         )
     if group is not None:
         group.check_trim(cache, n)
 
 
-def grown(buffer: mx.array | None, like: mx.array, used: int, needed: int) -> mx.array:
-    """A buffer of at least `needed` rows whose first `used` are those of `buffer`.
+def grow(buffer: mx.array | None, like: mx.array, used: int, needed: int) -> mx.array:
+    """Return a buffer of at least `needed` rows whose first `used` are those of `buffer`.
 
     Args:
         buffer: `(1, heads, capacity, width)`, or `None` to begin with.
         like: `(1, heads, T, width)`, for shape and dtype.
-        used: Rows of `buffer` that count.
+        used: Valid rows of `buffer`.
         needed: Rows that must fit.
 
     Returns:
-        `buffer` itself where it is large enough.
+        `(1, heads, capacity, width)`: `buffer` itself if it is large enough.
     """
     if buffer is not None and needed <= buffer.shape[2]:
         return buffer
@@ -49,14 +50,14 @@ def grown(buffer: mx.array | None, like: mx.array, used: int, needed: int) -> mx
 
 
 class TrimsByOffset(GroupMember):
-    """Mixed into a cache of mlx-lm whose `offset` says how many rows count."""
+    """Mixin for a cache of mlx-lm whose `offset` is the number of valid rows."""
 
     offset: int
     _position = 0
-    """Text position of the first row."""
+    """Position of the first row in the sequence."""
 
     def rows(self) -> int:
-        """Rows stored."""
+        """Return the number of rows stored."""
         return self.offset - self._position
 
     def length(self) -> int:
@@ -74,15 +75,21 @@ class TrimsByOffset(GroupMember):
         return n
 
     def start_speculation(self) -> None:
-        """Nothing to record: the rows stay where they are."""
+        """Do nothing: trimmed rows stay in the buffer."""
 
     def stop_speculation(self) -> None:
-        """Nothing was recorded."""
+        """Do nothing: nothing was recorded."""
 
     def checkpoint(self) -> Callable[[], None]:
         offset = self.offset
 
-        def go_back() -> None:
+        def restore() -> None:
             self.offset = offset
 
-        return go_back
+        return restore
+
+    @override
+    def _described(self) -> list[str]:
+        held = self.arrays()
+        capacity = f" of {held[0].shape[-2]}" if held else ""
+        return [*super()._described(), f"{self.rows()}{capacity} rows"]

@@ -1,4 +1,4 @@
-"""Several caches behind one layer: member by member, all or nothing."""
+"""Several caches behind one layer, rewound together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speculate.protocols import Rollbackable
 
 @final
 class RewindableCacheList(GroupMember, CacheList):
-    """`CacheList` of caches that can take tokens back.
+    """`CacheList` of rewindable caches.
 
     Args:
         members: The caches, in the order that the layer indexes them.
@@ -29,7 +29,7 @@ class RewindableCacheList(GroupMember, CacheList):
         self._source = source
 
     def hand_back(self) -> CacheList:
-        self.refuse_while_owing()
+        self.require_replayed()
         members = [member.hand_back() for member in self._members]
         stock = self._source or CacheList()
         stock.caches = tuple(members)
@@ -61,23 +61,23 @@ class RewindableCacheList(GroupMember, CacheList):
             member.stop_speculation()
 
     def open_block(self) -> None:
-        for member in self._blocks():
+        for member in self._writers():
             member.open_block()
 
     def close_block(self, num_tokens: int, /) -> None:
-        for member in self._blocks():
+        for member in self._writers():
             member.close_block(num_tokens)
 
     def abandon_block(self) -> None:
-        for member in self._blocks():
+        for member in self._writers():
             member.abandon_block()
-        # The layer may have failed between its members.
+        # The layer may have failed after some of its members were written.
         shortest = min(member.length() for member in self._members)
         for cache in self._members:
             if cache.length() > shortest:
                 cache.trim(cache.length() - shortest)
 
-    def _blocks(self) -> list[WritesInBlocks]:
+    def _writers(self) -> list[WritesInBlocks]:
         return [member for member in self._members if isinstance(member, WritesInBlocks)]
 
     def start_at(self, position: int, /) -> None:
@@ -86,13 +86,17 @@ class RewindableCacheList(GroupMember, CacheList):
                 member.start_at(position)
 
     def checkpoint(self) -> Callable[[], None]:
-        members = [member.checkpoint() for member in self._members]
+        checkpoints = [member.checkpoint() for member in self._members]
 
-        def go_back() -> None:
-            for member in members:
-                member()
+        def restore() -> None:
+            for restore_member in checkpoints:
+                restore_member()
 
-        return go_back
+        return restore
 
     def arrays(self) -> list[mx.array]:
         return [array for member in self._members for array in member.arrays()]
+
+    @override
+    def _described(self) -> list[str]:
+        return [*super()._described(), *map(repr, self._members)]

@@ -1,4 +1,4 @@
-"""Which tokens were fed since the last kept point, and which are owed."""
+"""The tokens fed to a group of caches since its checkpoint, and those to replay."""
 
 from __future__ import annotations
 
@@ -6,74 +6,75 @@ from typing import Final, final
 
 import mlx.core as mx
 
-OWED_AT_MOST: Final = 8
-"""Owed tokens that are fed in front of a block; more are fed on their own."""
+MAX_MERGED_REPLAY: Final = 8
+"""Most tokens, exclusive, that are replayed at the start of a block; more are fed on their own."""
 
 
 @final
-class Ledger:
-    """Tokens of one group of caches.
+class FedTokens:
+    """Token ids fed to one group of caches since its checkpoint.
 
-    Owed tokens are kept, but in no cache any more, because some layer could only return to
-    a point before them. They are fed again in front of the next block.
+    Tokens to replay are part of the sequence but in no cache: some layer could only be rewound to
+    a point before them. They are fed again at the start of the next block.
 
     Args:
-        owed: `(1, m)`, at the kept point. Every kept point has a ledger of its own.
+        replay: `(1, m)` ids to replay at the checkpoint. Each checkpoint has an object of its own.
     """
 
-    def __init__(self, owed: mx.array | None = None) -> None:
-        self._log: list[mx.array] = []
-        self._owed = owed
+    def __init__(self, replay: mx.array | None = None) -> None:
+        self._blocks: list[mx.array] = []
+        self._replay = replay
 
     def add(self, fed: mx.array) -> None:
-        """Blocks `(1, T)` as they are fed, the owed tokens in front of the first."""
-        self._log.append(fed)
+        """Append a block `(1, T)` that was fed; the first one begins with the replayed tokens."""
+        self._blocks.append(fed)
 
-    def cut(self, landed: int) -> None:
-        """Only the first `landed` of the tokens are still in the caches."""
-        if self._log and sum(block.shape[1] for block in self._log) > landed:
-            self._log = [mx.concatenate(self._log, axis=1)[:, :landed]] if landed else []
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens: the rest was trimmed from the caches."""
+        if self._blocks and sum(block.shape[1] for block in self._blocks) > length:
+            whole = mx.concatenate(self._blocks, axis=1)
+            self._blocks = [whole[:, :length]] if length else []
 
-    def pay(self) -> None:
-        """The owed tokens are in the caches, for good."""
-        self._owed = None
+    def replayed(self) -> None:
+        """Record that the tokens to replay are in the caches, outside of any window."""
+        self._replay = None
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was fed since the kept point."""
-        return not self._log
+        """Whether nothing was fed since the checkpoint."""
+        return not self._blocks
 
-    def paid(self) -> int:
-        """Owed tokens among what was fed."""
-        return self._rows() if self._log else 0
+    def replayed_tokens(self) -> int:
+        """Number of replayed tokens among those fed."""
+        return self._replay_length() if self._blocks else 0
 
     def fed(self) -> int:
-        """Tokens fed, without those fed again because they were owed."""
-        return max(0, sum(block.shape[1] for block in self._log) - self._rows())
+        """Number of new tokens fed, without the replayed ones."""
+        return max(0, sum(block.shape[1] for block in self._blocks) - self._replay_length())
 
-    def owed(self) -> mx.array | None:
-        """Tokens `(1, m)` that go in front of the next block."""
-        return None if self._log else self._owed
+    def to_replay(self) -> mx.array | None:
+        """Ids `(1, m)` to feed at the start of the next block."""
+        return None if self._blocks else self._replay
 
-    def owed_at_kept_point(self) -> mx.array | None:
-        """Tokens `(1, m)` that were owed there, whether they have been fed since or not."""
-        return self._owed
+    def to_replay_at_checkpoint(self) -> mx.array | None:
+        """Ids `(1, m)` that had to be replayed at the checkpoint, fed since then or not."""
+        return self._replay
 
-    def owes_much(self) -> bool:
-        """Whether the owed tokens are better fed as a block of their own."""
-        return not self._log and self._rows() >= OWED_AT_MOST
+    def replay_is_long(self) -> bool:
+        """Whether the tokens to replay are better fed as a block of their own."""
+        return not self._blocks and self._replay_length() >= MAX_MERGED_REPLAY
 
-    def owed_after(self, kept: int, landed: int) -> mx.array | None:
-        """What is owed once a rewind is done: kept of the fed tokens, and in no cache any more.
+    def after_rewind(self, kept: int, cached: int) -> mx.array | None:
+        """Ids `(1, m)` to replay after a rewind: those that are kept but in no cache.
 
         Args:
-            kept: Tokens kept, without those that were owed before.
-            landed: Tokens fed since the kept point that the caches still hold.
+            kept: New tokens that are kept, without the replayed ones.
+            cached: Tokens fed since the checkpoint that the caches still hold.
         """
-        if not self._log:
-            return self._owed
-        keep = self._rows() + kept
-        return mx.concatenate(self._log, axis=1)[:, landed:keep] if landed < keep else None
+        if not self._blocks:
+            return self._replay
+        keep = self._replay_length() + kept
+        return mx.concatenate(self._blocks, axis=1)[:, cached:keep] if cached < keep else None
 
-    def _rows(self) -> int:
-        return 0 if self._owed is None else self._owed.shape[1]
+    def _replay_length(self) -> int:
+        return 0 if self._replay is None else self._replay.shape[1]

@@ -1,4 +1,4 @@
-"""Which tokens were fed since the last kept point, and which are owed."""
+"""The caches of one list as a group: forwards and rewinds apply to all of them or to none."""
 
 from __future__ import annotations
 
@@ -13,66 +13,75 @@ import attrs
 import mlx.core as mx
 from typing_extensions import Protocol, runtime_checkable
 
-from speculate.backends.fed_tokens import Ledger
+from speculate.backends.fed_tokens import FedTokens
 from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
+
+RECORD_WINDOW: Final = 64
+"""Last tokens that a speculating cache can always trim, if it was fed that many."""
+
+CacheT = TypeVar("CacheT", bound=Rollbackable)
 
 
 @final
 class NotSaved:
-    """In the `state` of a rewindable cache: mlx-lm refuses to save it, and says why."""
+    """Part of a rewindable cache's `state`, so that mlx-lm refuses to save it and says why."""
 
     def __str__(self) -> str:
         return (
-            "caches that can take tokens back, which mlx-lm could not load again. Leave the "
-            "speculation() block first, so that the list holds mlx-lm's caches, or save "
-            "[cache.hand_back() for cache in caches]"
+            "rewindable caches, which mlx-lm could not load again. Leave the speculation() block "
+            "first, or save [cache.hand_back() for cache in caches]"
         )
 
 
 class GroupMember:
-    """Mixed into a cache that belongs to a `CacheGroup`. Holds nothing but the group."""
+    """Mixin for a cache that belongs to a `CacheGroup`. Holds nothing but the group."""
 
     _group: CacheGroup | None = None
-
-    def arrays(self) -> list[mx.array]:
-        """Every array the cache holds; see `Rollbackable`."""
-        raise NotImplementedError
 
     @property
     def state(self) -> tuple[list[mx.array], NotSaved]:
         """What loops written for mlx-lm evaluate.
 
         mlx-lm's `save_prompt_cache` writes the name of a cache's class into its file, and finds
-        only its own classes again. So it is stopped from saving this one.
+        only its own classes when it loads the file. `NotSaved` stops it from saving this one.
         """
-        return self.arrays(), NotSaved()
+        return cast(Rollbackable, self).arrays(), NotSaved()
 
     @state.setter
     def state(self, value: object) -> None:
         raise RewindError("load the state into mlx-lm's cache, and adopt that")
 
     def group(self) -> CacheGroup | None:
-        """The caches that are rewound together with this one."""
+        """Return the caches that are rewound together with this one."""
         return self._group
 
     def join(self, group: CacheGroup, /) -> None:
-        """Become one of `group`."""
+        """Become a member of `group`."""
         self._group = group
 
-    def refuse_while_owing(self) -> None:
-        """Keep tokens that are in no cache from getting lost.
+    def require_replayed(self) -> None:
+        """Refuse to release the cache while tokens of the sequence are in no cache.
 
         Raises:
-            RewindError: Some are owed. Nothing was changed.
+            RewindError: Tokens wait to be replayed. Nothing was changed.
         """
-        owed = None if self._group is None else self._group.owed()
-        if owed is not None:
+        waiting = None if self._group is None else self._group.to_replay()
+        if waiting is not None:
             raise RewindError(
-                f"the last {owed.shape[1]} tokens that were kept are in no cache yet, because some "
-                "layer can only take whole blocks back: the next model.forward on these caches "
-                "takes them in. Feed it before you hand them back."
+                f"the last {waiting.shape[1]} tokens that were kept are in no cache yet, because "
+                "some layer can only roll back whole blocks: the next model.forward on these "
+                "caches replays them. Call it before hand_back."
             )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(self._described())}>"
+
+    def _described(self) -> list[str]:
+        """Return facts for `repr`, known without evaluating an array."""
+        members: list[object] = [] if self._group is None else [*self._group.members()]
+        layer = [f"layer {index}" for index, member in enumerate(members) if member is self]
+        return [f"{cast(Rollbackable, self).length()} tokens", *layer]
 
 
 @runtime_checkable
@@ -80,58 +89,58 @@ class Grouped(Protocol):
     """A cache that knows its group."""
 
     def group(self) -> CacheGroup | None:
-        """The caches that are rewound together with this one."""
+        """Return the caches that are rewound together with this one."""
 
     def join(self, group: CacheGroup, /) -> None:
-        """Become one of `group`."""
+        """Become a member of `group`."""
 
 
 class CanTrim(Protocol):
-    """What a check before a trim asks of a cache."""
+    """The part of a cache that a check before `trim` reads."""
 
     def length(self) -> int:
-        """Tokens fed so far and not taken back."""
+        """Return the number of tokens fed and not trimmed."""
 
     def can_trim(self, n: int, /) -> bool:
-        """Whether `trim(n)` would succeed now."""
+        """Return whether `trim(n)` would succeed now."""
 
 
 @runtime_checkable
 class WritesInBlocks(Protocol):
-    """A cache that needs to know where a forward begins and ends.
+    """A cache that is notified where a forward begins and ends.
 
-    State caches do: their layer overwrites what would be needed to get back.
+    State caches need it: their layer overwrites what a rewind would restore.
     """
 
     def open_block(self) -> None:
-        """A forward begins."""
+        """Begin a forward."""
 
     def close_block(self, num_tokens: int, /) -> None:
-        """The forward is over, and fed `num_tokens` tokens."""
+        """End a forward that fed `num_tokens` tokens."""
 
     def abandon_block(self) -> None:
-        """The forward failed: be as `open_block` found you. Without one: do nothing."""
+        """Restore the content at `open_block`, after a failed forward. No-op without one."""
 
 
 class AbandonsByCheckpoint(ABC):
-    """Mixed into a cache that drops rows: a failed forward is undone by reference."""
+    """Mixin for a cache that drops rows: a failed forward is undone by restoring a checkpoint."""
 
     _undo: Callable[[], None] | None = None
 
     @abstractmethod
     def checkpoint(self) -> Callable[[], None]:
-        """Hold on to the present, by reference; calling the result returns to it."""
+        """Hold the present content by reference; calling the result restores it."""
 
     def open_block(self) -> None:
-        """A forward begins."""
+        """Begin a forward."""
         self._undo = self.checkpoint()
 
     def close_block(self, num_tokens: int, /) -> None:
-        """The forward is over."""
+        """End a forward."""
         self._undo = None
 
     def abandon_block(self) -> None:
-        """The forward failed."""
+        """Undo a failed forward."""
         if self._undo is not None:
             self._undo()
         self._undo = None
@@ -139,122 +148,123 @@ class AbandonsByCheckpoint(ABC):
 
 @runtime_checkable
 class StartsLate(Protocol):
-    """A cache whose first row may stand for a later position than 0."""
+    """A cache whose first row may stand for a position after 0."""
 
     def start_at(self, position: int, /) -> None:
-        """Say which text position the next token has. Only while the cache is empty."""
-
-
-RECORD_WINDOW: Final = 64
-"""Tokens that a speculating cache can always take back, if it was fed that many."""
+        """Set the position of the next token in the sequence. Only while the cache is empty."""
 
 
 @attrs.frozen(eq=False)
-class KeptPoint:
-    """A point that the caches of a window return to.
+class GroupCheckpoint:
+    """A point that all caches of a window can be restored to.
 
     Attributes:
-        members: The caches. In a window they are held: the garbage collector clears weak
-            references before it closes a generator, which then has to bring them to its text.
-        lengths: Of each.
-        go_back: Returns each to this point.
+        members: The caches, by strong reference: the garbage collector clears weak references
+            before it closes a generator, which then still has to rewind its caches.
+        lengths: Length of each cache, in tokens.
+        checkpoints: What `Rollbackable.checkpoint` returned for each; a call restores that cache.
     """
 
     members: Sequence[Rollbackable]
     lengths: Sequence[int]
-    go_back: Sequence[Callable[[], None]]
+    checkpoints: Sequence[Callable[[], None]]
 
 
 class CacheGroup:
-    """Everything that the caches of one list share.
+    """The caches of one list, which are fed and rewound together.
 
-    Knows where the last kept point is, what was fed since, and which tokens are owed.
+    Holds the group's checkpoint, the tokens fed since, and the tokens to replay.
     """
 
     def __init__(self, members: Sequence[Rollbackable]) -> None:
         # Weak, since every member holds the group: a cycle would keep large buffers
         # alive until the garbage collector happens to run.
         self._members = [weakref.ref(member) for member in members]
-        self._writers = _writers(members)
-        self._kept: KeptPoint | None = None
-        self._ledger = Ledger()
+        self._writers = _block_writers(members)
+        self._checkpoint: GroupCheckpoint | None = None
+        self._fed_tokens = FedTokens()
         self._open = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> CacheGroup:
-        """A copied list is a group of its own, and in no window."""
+        """Copy the list: the copy is a group of its own, in no window."""
         memo[id(self)] = twin = CacheGroup([])
         members = [copy.deepcopy(member, memo) for member in self.members()]
         twin._members = [weakref.ref(member) for member in members]
-        twin._writers = _writers(members)
-        twin._ledger = Ledger(self.owed())
+        twin._writers = _block_writers(members)
+        twin._fed_tokens = FedTokens(self.to_replay())
         return twin
 
+    def __repr__(self) -> str:
+        window = "no window" if self._checkpoint is None else f"{self._fed_tokens.fed()} tokens fed"
+        return f"<CacheGroup: {len(self._members)} caches, {window}>"
+
     def members(self) -> list[Rollbackable]:
-        """The caches, first layer to last."""
+        """Return the caches, first layer to last."""
         return [member for member in self._found() if member is not None]
 
     def _found(self) -> Sequence[Rollbackable | None]:
-        return self._kept.members if self._kept else [member() for member in self._members]
+        point = self._checkpoint
+        return point.members if point else [member() for member in self._members]
 
     def check_trim(self, asking: CanTrim, n: int, /) -> None:
         """Refuse a trim that a member in the same state as `asking` could not follow.
 
-        mlx-lm trims a list layer by layer. Members that were trimmed before in this pass
-        are shorter already, so those of equal length are the ones still to come.
+        mlx-lm trims a list layer by layer. Members trimmed earlier in this pass are shorter
+        already, so those of equal length are the ones still to come.
 
         Raises:
-            RewindError: Names the first layer that cannot take `n` tokens back.
+            RewindError: Names the first layer that cannot trim `n` tokens.
         """
         length = asking.length()
-        if self._kept is not None and n > 0:
-            pairs = zip(self.members(), self._kept.lengths, strict=True)
+        if self._checkpoint is not None and n > 0:
+            pairs = zip(self.members(), self._checkpoint.lengths, strict=True)
             fed = next((length - base for member, base in pairs if member is asking), n)
             if n > fed:
-                raise RewindError(f"cannot take back {n} tokens: {fed} since the kept point")
+                raise RewindError(f"cannot trim {n} tokens: {fed} were fed since the checkpoint")
         for index, member in enumerate(self.members()):
             if member.length() == length and not member.can_trim(n):
                 raise RewindError(
-                    f"cannot take back {n} tokens: layer {index} ({type(member).__name__}) "
-                    f"can not at length {length}. Start speculation before the tokens are fed, "
-                    "and take back no more than were fed since."
+                    f"cannot trim {n} tokens: layer {index} ({type(member).__name__}) "
+                    f"cannot at length {length}. Start speculation before the tokens are fed, "
+                    "and trim no more than were fed since."
                 )
 
     def replace(self, index: int, member: Rollbackable) -> None:
-        """Put another cache of the same length in the place of one, as quantising does."""
+        """Replace one member by another cache of the same length, as quantising does."""
         if isinstance(member, Grouped):
             member.join(self)
         members = self.members()
         members[index] = member
-        references, writers = [weakref.ref(one) for one in members], _writers(members)
+        references, writers = [weakref.ref(one) for one in members], _block_writers(members)
         self._members, self._writers = references, writers
-        if self._kept is not None:
-            self._mark(members, Ledger(self.owed()))
+        if self._checkpoint is not None:
+            self._set_checkpoint(members, FedTokens(self.to_replay()))
 
     # One forward: called by a model's adapter.
 
     @contextmanager
     def block(self, tokens: mx.array, /) -> Iterator[mx.array]:
-        """Feed a block, all or nothing. Inside another one of this group it does nothing.
+        """Feed a block to all members or to none. Nested in another block it does nothing.
 
         Args:
             tokens: `(1, T)` ids.
 
         Yields:
-            What to feed: `tokens`, behind the owed ones. If the body raises, what some of
-            the layers consumed already is taken back.
+            The ids to feed: those to replay, then `tokens`. If the body raises, what some layers
+            have consumed is rolled back.
         """
         if self._open:
             yield tokens
             return
         found = self._found()
-        there = [member for place in self._writers if (member := found[place]) is not None]
+        there = [member for index in self._writers if (member := found[index]) is not None]
         writers = cast("list[WritesInBlocks]", there)
         before = self._lengths()
-        self._cut()
+        self._drop_trimmed()
         for writer in writers:
             writer.open_block()
-        owed = self.owed()
-        fed = tokens if owed is None else mx.concatenate([owed, tokens], axis=1)
+        waiting = self.to_replay()
+        fed = tokens if waiting is None else mx.concatenate([waiting, tokens], axis=1)
         try:
             try:
                 self._open = True
@@ -263,7 +273,7 @@ class CacheGroup:
                 for writer in writers:
                     writer.abandon_block()
                 surplus = zip(self.members(), before, strict=True)
-                self._take_back([member.length() - length for member, length in surplus])
+                self._trim([member.length() - length for member, length in surplus])
                 raise
             finally:
                 self._open = False
@@ -272,94 +282,96 @@ class CacheGroup:
             self._open = False
         for writer in writers:
             writer.close_block(fed.shape[1])
-        if self._kept is None:
-            self._ledger.pay()
+        if self._checkpoint is None:
+            self._fed_tokens.replayed()
         else:
-            self._ledger.add(fed)
+            self._fed_tokens.add(fed)
 
     # One window: called by `speculation` and by the decoder.
 
     def start(self) -> None:
-        """Mark the present as the kept point, and record from here on.
+        """Open a window: set the checkpoint and start recording.
 
         Raises:
-            RewindError: Somebody records already: one window at a time.
+            RewindError: A window is open on these caches already.
         """
-        self.refuse_a_second_window()
-        self.mark()
+        self.require_no_window()
+        self.checkpoint()
 
-    def refuse_a_second_window(self) -> None:
-        """Raise where somebody records already.
-
-        Raises:
-            RewindError: One window at a time.
-        """
-        if self._kept is not None:
+    def require_no_window(self) -> None:
+        """Raise `RewindError` if a window is open on these caches already."""
+        if self._checkpoint is not None:
             raise RewindError("these caches are in a window already: leave it, or use that one")
 
-    def mark(self) -> None:
-        """Make the present the kept point of the window: nothing is taken back."""
-        self._mark(self.members(), Ledger(self.owed()))
+    def checkpoint(self) -> None:
+        """Make the present content the checkpoint of the window. Nothing is rolled back."""
+        self._set_checkpoint(self.members(), FedTokens(self.to_replay()))
 
-    def _mark(self, members: Sequence[Rollbackable], ledger: Ledger) -> None:
-        """Make the present the kept point, or leave the one before: nothing in between."""
+    def _set_checkpoint(self, members: Sequence[Rollbackable], fed_tokens: FedTokens) -> None:
+        """Set the checkpoint, or leave the previous one if a member raises."""
         for member in members:
             member.start_speculation()
         lengths = [member.length() for member in members]
-        kept = KeptPoint(members, lengths, [member.checkpoint() for member in members])
-        self._kept, self._ledger = kept, ledger
+        point = GroupCheckpoint(members, lengths, [member.checkpoint() for member in members])
+        self._checkpoint, self._fed_tokens = point, fed_tokens
 
     def stop(self) -> None:
-        """Stop recording. Call `restore` first, unless everything fed is to stay."""
+        """Close the window. Call `rewind` first, unless everything fed is kept."""
         for member in self.members():
             member.stop_speculation()
-        self._kept, self._ledger = None, Ledger(self.owed())
+        self._checkpoint, self._fed_tokens = None, FedTokens(self.to_replay())
 
     def fed(self) -> int:
-        """Tokens fed since the kept point, without those fed again because they were owed."""
-        self._cut()
-        return self._ledger.fed()
+        """Return the number of tokens fed since the checkpoint, without replayed ones."""
+        self._drop_trimmed()
+        return self._fed_tokens.fed()
 
-    def _cut(self) -> None:
-        """Forget tokens that `trim` took back behind the window's back."""
-        if self._kept is not None and not self._ledger.empty:
-            self._ledger.cut(max(self._fed_by_member(), default=0))
+    def _drop_trimmed(self) -> None:
+        """Forget tokens that a caller trimmed from the caches directly."""
+        if self._checkpoint is not None and not self._fed_tokens.empty:
+            self._fed_tokens.truncate(max(self._fed_by_member(), default=0))
 
-    def owed(self) -> mx.array | None:
-        """Tokens `(1, m)` that the next forward feeds in front of its own."""
-        return self._ledger.owed()
+    def to_replay(self) -> mx.array | None:
+        """Return the ids `(1, m)` that the next forward feeds before its own, if any."""
+        return self._fed_tokens.to_replay()
 
-    def owes_much(self) -> bool:
-        """Whether the owed tokens are better fed as a block of their own."""
-        return self._ledger.owes_much()
+    def replay_is_long(self) -> bool:
+        """Return whether the tokens to replay are better fed as a block of their own."""
+        return self._fed_tokens.replay_is_long()
 
-    def take_owed(self) -> mx.array | None:
-        """The owed tokens, which the caller now feeds itself. They are owed no more."""
-        owed = self.owed()
-        self._ledger.pay()
-        return owed
+    def take_replay(self) -> mx.array | None:
+        """Return the ids to replay and clear them: from now on the caller has to feed them."""
+        waiting = self.to_replay()
+        self._fed_tokens.replayed()
+        return waiting
 
     @contextmanager
-    def paying(self) -> Iterator[mx.array]:
-        """Feed the owed tokens `(1, m)` alone: they are text, and behind a kept point then."""
-        owed = self.owed()
-        if owed is None:
-            raise RewindError("nothing is owed")
-        with self.block(owed[:, :0]) as fed:
+    def replaying(self) -> Iterator[mx.array]:
+        """Feed the ids to replay, `(1, m)`, as a block of their own.
+
+        In a window the checkpoint then moves after them: they are part of the sequence.
+        """
+        waiting = self.to_replay()
+        if waiting is None:
+            raise RewindError("there is nothing to replay")
+        with self.block(waiting[:, :0]) as fed:
             yield fed
-        if self._kept is not None:
+        if self._checkpoint is not None:
             self.apply_keep(0, [])
 
     def plan_keep(self, m: int, /) -> list[int] | None:
-        """How many tokens each member takes back so that `m` stay, or as few more as it must.
+        """Plan a rewind that keeps the first `m` tokens fed since the checkpoint.
+
+        Where no trim leaves exactly `m`, the caches keep as few less as possible, and the rest is
+        replayed.
 
         Returns:
-            An empty list where all that was fed stays, and `None` where all members have to
-            return to the kept point, which they always can.
+            The number of tokens that each member trims. Empty if everything fed is kept; `None`
+            if all members must be restored to the checkpoint, which is always possible.
         """
         if m >= self.fed():
             return []
-        keep = self._ledger.paid() + m
+        keep = self._fed_tokens.replayed_tokens() + m
         for point in range(keep, 0, -1):
             surplus = [max(0, n - point) for n in self._fed_by_member()]
             pairs = zip(self.members(), surplus, strict=True)
@@ -368,56 +380,58 @@ class CacheGroup:
         return None
 
     def apply_keep(self, m: int, surplus: list[int] | None, /) -> None:
-        """Carry out what `plan_keep(m)` found, and make the result the kept point.
+        """Carry out the plan of `plan_keep(m)`, and make the result the checkpoint.
 
         Raises:
             RewindError: No window is open. Nothing was changed.
         """
-        if self._kept is None:
+        if self._checkpoint is None:
             raise RewindError("no speculation is running on these caches")
         kept = min(m, self.fed())
         if surplus is None:
-            self._return()
+            self._restore()
         elif surplus:
-            self._take_back(surplus)
-        landed = max(self._fed_by_member(), default=0)
-        self._mark(self.members(), Ledger(self._ledger.owed_after(kept, landed)))
+            self._trim(surplus)
+        cached = max(self._fed_by_member(), default=0)
+        replay = self._fed_tokens.after_rewind(kept, cached)
+        self._set_checkpoint(self.members(), FedTokens(replay))
 
-    def restore(self) -> None:
-        """Return to the kept point, if there is one."""
-        if self._kept is not None:
-            self._return()
-            self._mark(self.members(), Ledger(self._ledger.owed_at_kept_point()))
+    def rewind(self) -> None:
+        """Restore the checkpoint, if there is one."""
+        if self._checkpoint is not None:
+            self._restore()
+            replay = self._fed_tokens.to_replay_at_checkpoint()
+            self._set_checkpoint(self.members(), FedTokens(replay))
 
-    def _return(self) -> None:
-        for go_back in self._kept.go_back if self._kept else ():
-            go_back()
+    def _restore(self) -> None:
+        for restore in self._checkpoint.checkpoints if self._checkpoint else ():
+            restore()
 
-    def _take_back(self, surplus: Sequence[int]) -> None:
+    def _trim(self, surplus: Sequence[int]) -> None:
         for member, n in zip(self.members(), surplus, strict=True):
             if n > 0:
                 member.trim(n)
 
     def _fed_by_member(self) -> list[int]:
-        if self._kept is None:
+        if self._checkpoint is None:
             raise RewindError("no speculation is running on these caches")
-        pairs = zip(self._lengths(), self._kept.lengths, strict=True)
+        pairs = zip(self._lengths(), self._checkpoint.lengths, strict=True)
         return [length - base for length, base in pairs]
 
     def _lengths(self) -> list[int]:
         return [member.length() for member in self.members()]
 
 
-def _writers(members: Sequence[Rollbackable]) -> list[int]:
-    """Their places. Found once: asking an object for a protocol is slow."""
-    return [place for place, member in enumerate(members) if isinstance(member, WritesInBlocks)]
+def _block_writers(members: Sequence[Rollbackable]) -> list[int]:
+    """Return the indices of members that need block notifications.
 
-
-CacheT = TypeVar("CacheT", bound=Rollbackable)
+    The result is cached, because runtime protocol checks cost microseconds.
+    """
+    return [index for index, member in enumerate(members) if isinstance(member, WritesInBlocks)]
 
 
 def join(caches: Sequence[CacheT]) -> list[CacheT]:
-    """Make caches one group: what is taken back from one is taken back from all."""
+    """Make caches one group: a rewind of one is a rewind of all."""
     group = CacheGroup(caches)
     members: list[object] = list(caches)
     for member in members:
@@ -427,9 +441,9 @@ def join(caches: Sequence[CacheT]) -> list[CacheT]:
 
 
 def group_of(caches: Sequence[object]) -> CacheGroup | None:
-    """The group that the caches of a list belong to; `None` for caches of mlx-lm."""
+    """Return the group that the caches of a list belong to; `None` for caches of mlx-lm."""
     for cache in caches:
-        # The class first: asking for a protocol is slow, and this is asked once a forward.
+        # The class first: a runtime protocol check is slow, and this runs once a forward.
         if isinstance(cache, (GroupMember, Grouped)):
             return cache.group()
     return None

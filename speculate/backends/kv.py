@@ -1,4 +1,4 @@
-"""Full attention: every row is kept, so taking back moves the offset."""
+"""Full attention: every row is kept, so a trim only moves the offset."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, create_attention_mask
 from typing_extensions import override
 
-from speculate.backends.base import TrimsByOffset, grown
+from speculate.backends.base import TrimsByOffset, grow
 from speculate.errors import OptionError, RewindError
+
+Packed = tuple[mx.array, mx.array, mx.array]
+"""Quantised rows, their scales and their biases."""
 
 
 @final
@@ -17,8 +20,8 @@ class RewindableKVCache(TrimsByOffset, KVCache):
     """`KVCache` whose trim is exact or an error.
 
     Args:
-        position: Text position of the first row. Not 0 only in a cache that starts late:
-            its rows then carry their true positions.
+        position: Position of the first row in the sequence. Not 0 only in a cache that starts
+            late: its rows then carry their true positions.
     """
 
     def __init__(self, position: int = 0) -> None:
@@ -39,9 +42,9 @@ class RewindableKVCache(TrimsByOffset, KVCache):
         return cache
 
     def hand_back(self) -> KVCache:
-        self.refuse_while_owing()
+        self.require_replayed()
         if self._position:
-            raise RewindError("a cache that started late has no equal among mlx-lm's caches")
+            raise RewindError("a cache that started late has no counterpart in mlx-lm")
         stock = self._source or KVCache()
         stock.keys, stock.values, stock.offset = self.keys, self.values, self.offset
         self.keys, self.values, self.offset = None, None, 0
@@ -51,8 +54,8 @@ class RewindableKVCache(TrimsByOffset, KVCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         rows = self.rows()
         end = rows + keys.shape[2]
-        self.keys = grown(self.keys, keys, rows, end)
-        self.values = grown(self.values, values, rows, end)
+        self.keys = grow(self.keys, keys, rows, end)
+        self.values = grow(self.values, values, rows, end)
         self.keys[..., rows:end, :] = keys
         self.values[..., rows:end, :] = values
         self.offset += keys.shape[2]
@@ -73,10 +76,6 @@ class RewindableKVCache(TrimsByOffset, KVCache):
 
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [self.keys, self.values]
-
-
-Packed = tuple[mx.array, mx.array, mx.array]
-"""Quantised rows, with their scales and biases."""
 
 
 @final
@@ -100,7 +99,7 @@ class RewindableQuantizedKVCache(TrimsByOffset, QuantizedKVCache):
         return cache
 
     def hand_back(self) -> QuantizedKVCache:
-        self.refuse_while_owing()
+        self.require_replayed()
         stock = self._source or QuantizedKVCache(self.group_size, self.bits)
         stock.state = (self.keys, self.values, self.offset, self.group_size, self.bits)
         self.keys, self.values = None, None
@@ -112,7 +111,16 @@ class RewindableQuantizedKVCache(TrimsByOffset, QuantizedKVCache):
 
 
 def quantize(cache: RewindableKVCache, group_size: int, bits: int) -> RewindableQuantizedKVCache:
-    """A cache with the same rows quantised, as mlx-lm does it. `cache` stays as it is."""
+    """Return a cache with the same rows quantised, as mlx-lm does it. `cache` is unchanged.
+
+    Args:
+        cache: Rows in floating point.
+        group_size: Numbers that share a scale.
+        bits: Bits a number.
+
+    Raises:
+        OptionError: The cache starts late.
+    """
     if cache.rows() != cache.offset:
         raise OptionError("a cache that starts late cannot be quantised: leave kv_bits out")
     packed = RewindableQuantizedKVCache(group_size, bits)

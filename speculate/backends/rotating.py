@@ -1,4 +1,4 @@
-"""Masks of a sliding window that is kept in time order."""
+"""Sliding window: rows in time order, so that a trim is exact; attention sinks and masks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from speculate.errors import RewindError
 
 
 def mask_of_one(prior: int, window: int) -> mx.array | None:
-    """What a single row sees: needed only by a layer that sees less than its cache shows.
+    """Return the mask of a single row, for a layer whose window is smaller than its cache's.
 
     Args:
-        prior: Rows in front of it.
+        prior: Rows before it.
         window: Rows that it sees, itself included.
 
     Returns:
-        `(prior + 1,)`, true where it sees a column; `None` where it sees all.
+        `(prior + 1,)` booleans, true where it sees a column; `None` if it sees all.
     """
     hidden = prior + 1 - window
     return mx.arange(prior + 1) >= hidden if hidden > 0 else None
@@ -32,14 +32,17 @@ def mask_of_one(prior: int, window: int) -> mx.array | None:
 def mask_of_block(
     rows: int, prior: int, window: int, sinks: int, *, as_array: bool
 ) -> mx.array | str:
-    """What the rows of a block see, as in mlx-lm, and besides it the sinks.
+    """Return the mask of a block, as in mlx-lm but with the sinks always visible.
 
     Args:
         rows: Rows of the block.
-        prior: Rows in front of it.
+        prior: Rows before it.
         window: Rows that a single step sees.
-        sinks: First rows that are always seen.
-        as_array: Whether the name of a mask will not do.
+        sinks: First rows that are always visible.
+        as_array: Return an array even where the name `"causal"` would do.
+
+    Returns:
+        `(rows, prior + rows)` booleans, true where a row sees a column; or `"causal"`.
     """
     if prior + rows <= window and not as_array:
         return "causal"
@@ -50,16 +53,18 @@ def mask_of_block(
 
 
 def mask_with_sinks(rows: int, prior: int, window: int, sinks: int) -> mx.array:
-    """What single steps see. mlx-lm's mask for blocks lets the sinks slide out of view.
+    """Return a block's mask in which each row sees what a single step would see.
+
+    mlx-lm's mask for blocks lets the sinks slide out of view.
 
     Args:
         rows: Rows of the block.
-        prior: Rows in front of it, the sinks first.
+        prior: Rows before it, the sinks first.
         window: Rows that a single step sees, itself and the sinks included.
-        sinks: Rows that are always seen.
+        sinks: Rows that are always visible.
 
     Returns:
-        `(rows, prior + rows)`, true where a row sees a column.
+        `(rows, prior + rows)` booleans, true where a row sees a column.
     """
     row = mx.arange(prior, prior + rows)[:, None]
     column = mx.arange(prior + rows)[None]
@@ -70,108 +75,121 @@ def mask_with_sinks(rows: int, prior: int, window: int, sinks: int) -> mx.array:
 
 @final
 class Sinks:
-    """Where the sinks lie in one buffer `(1, heads, rows, width)`, and what they cover.
+    """The attention sinks in one buffer `(1, heads, rows, width)`, and the rows they overwrite.
+
+    A step sees the sinks and the last rows. Both must be contiguous, so the sinks are copied to
+    just before the last rows, and the rows that this overwrites are preserved for a rewind.
 
     Args:
         window: Rows that a single step sees.
-        keep: How many of them are the first of the text.
-        room: Most rows of the buffer.
+        keep: How many of them are sinks: the first of the sequence.
+        capacity: Most rows of the buffer.
     """
 
-    def __init__(self, window: int, keep: int, room: int) -> None:
+    def __init__(self, window: int, keep: int, capacity: int) -> None:
         self._window = window
         self._keep = min(keep, window - 1)
-        self._room = self._first_seen(room) + 1
-        self._at = 0  # the row where the sinks lie
+        self._capacity = self._first_visible(capacity) + 1
+        self._at = 0  # the row where the sinks start
         self._sinks: mx.array | None = None  # a copy of them
-        self._covered: mx.array | None = None  # row i is a copy of the buffer's row keep + i
-        self._saved = 0  # rows of it that count
+        self._overwritten: mx.array | None = None  # row i: a copy of the buffer's row keep + i
+        self._preserved = 0  # valid rows of it
 
-    def make(self, rows: mx.array, free: int) -> mx.array:
-        """A new buffer, for this object to look after from now on.
+    def rebuild(self, rows: mx.array, free: int) -> mx.array:
+        """Return a new buffer, which this object manages from now on.
 
         Args:
             rows: `(1, heads, n, width)`, in time order: the sinks, if `n` is more than a
-                window, and the newest.
-            free: Rows to be written behind them.
-        """
-        fresh = _zeros(rows, free)
-        start = self._first_seen(rows.shape[2])
-        if self._keep == 0 or start == 0:
-            return mx.concatenate([rows, fresh], axis=2)
-        self._at = self._saved = start
-        self._sinks = mx.contiguous(rows[..., : self._keep, :])
-        covered = rows[..., self._keep : self._keep + start, :]
-        self._covered = mx.concatenate([covered, _zeros(rows, self._room - start)], axis=2)
-        newest = rows[..., self._keep + start :, :]
-        return mx.concatenate([rows[..., :start, :], self._sinks, newest, fresh], axis=2)
-
-    def append(self, buffer: mx.array, new: mx.array, rows: int) -> mx.array:
-        """Write rows behind those that count, in place.
-
-        Args:
-            buffer: Has room for them.
-            new: `(1, heads, T, width)`.
-            rows: Rows of the buffer that count.
+                window, and the last rows.
+            free: Rows to be written after them.
 
         Returns:
-            What the new rows see: the window of the first of them, and themselves.
+            `(1, heads, n + free, width)`.
         """
-        end, first = rows + new.shape[2], self._first_seen(rows)
+        fresh = _zeros(rows, free)
+        start = self._first_visible(rows.shape[2])
+        if self._keep == 0 or start == 0:
+            return mx.concatenate([rows, fresh], axis=2)
+        self._at = self._preserved = start
+        self._sinks = mx.contiguous(rows[..., : self._keep, :])
+        overwritten = rows[..., self._keep : self._keep + start, :]
+        spare = _zeros(rows, self._capacity - start)
+        self._overwritten = mx.concatenate([overwritten, spare], axis=2)
+        last = rows[..., self._keep + start :, :]
+        return mx.concatenate([rows[..., :start, :], self._sinks, last, fresh], axis=2)
+
+    def append(self, buffer: mx.array, new: mx.array, rows: int) -> mx.array:
+        """Write rows after the valid ones, in place.
+
+        Args:
+            buffer: Has capacity for them.
+            new: `(1, heads, T, width)`.
+            rows: Valid rows of the buffer.
+
+        Returns:
+            The rows that the new rows see: the window of the first of them, and themselves.
+        """
+        end, first = rows + new.shape[2], self._first_visible(rows)
         if self._keep:
-            self._lay(buffer, first, rows)
+            self._place(buffer, first, rows)
         buffer[..., rows:end, :] = new
         if self._keep:
             # For the next step: if a buffer is read before it is written to in one
             # evaluation, MLX copies all of it.
-            self._save(buffer, self._first_seen(end))
+            self._preserve(buffer, self._first_visible(end))
         seen, copies = buffer[..., first:end, :], self.arrays()
         # Evaluated with this step even where nothing but the model's output is asked for.
         return mx.depends([seen], copies)[0] if copies else seen
 
-    def newest(self, buffer: mx.array, rows: int, count: int) -> mx.array:
-        """The sinks and the newest rows, `count` of the first `rows` together, in time order."""
+    def window(self, buffer: mx.array, rows: int, count: int) -> mx.array:
+        """Return the sinks and the last of the first `rows` rows, in time order.
+
+        Args:
+            buffer: The buffer.
+            rows: Valid rows of it.
+            count: Rows to return, sinks included.
+        """
         start = rows - count
-        if self._keep and start > max(self._at, self._saved):
+        if self._keep and start > max(self._at, self._preserved):
             sinks = buffer[..., self._at : self._at + self._keep, :]
             return mx.concatenate([sinks, buffer[..., start + self._keep : rows, :]], axis=2)
         if self._keep:
-            self._lay(buffer, start, rows)
+            self._place(buffer, start, rows)
         return buffer[..., start:rows, :]
 
     def arrays(self) -> list[mx.array]:
-        """The copies that are kept."""
-        return [copy for copy in (self._sinks, self._covered) if copy is not None]
+        """Return the copies that are held."""
+        return [copy for copy in (self._sinks, self._overwritten) if copy is not None]
 
-    def _first_seen(self, rows: int) -> int:
-        """Where the stretch begins that the next row sees, behind `rows` others."""
+    def _first_visible(self, rows: int) -> int:
+        """Return the first row that the next row sees, after `rows` others."""
         return max(0, rows + 1 - self._window)
 
-    def _lay(self, buffer: mx.array, start: int, rows: int) -> None:
-        """Make the stretch from `start` on begin with the sinks, and go on as the text does."""
-        # What was copied from behind `rows` was taken back.
-        self._saved = min(self._saved, max(0, rows - self._keep))
-        self._save(buffer, start)
-        if start == self._at or self._sinks is None or self._covered is None:
+    def _place(self, buffer: mx.array, start: int, rows: int) -> None:
+        """Move the sinks to `start`, and restore the rows they leave."""
+        # Rows copied from after `rows` were trimmed.
+        self._preserved = min(self._preserved, max(0, rows - self._keep))
+        self._preserve(buffer, start)
+        if start == self._at or self._sinks is None or self._overwritten is None:
             return
-        again = self._sinks
+        moved = self._sinks
         if start < self._at:
-            again = mx.concatenate([again, self._covered[..., start : self._at, :]], axis=2)
-        end = start + again.shape[2]
+            moved = mx.concatenate([moved, self._overwritten[..., start : self._at, :]], axis=2)
+        end = start + moved.shape[2]
         # In one line: no interrupt comes between what is written and where it is.
-        buffer[..., start:end, :], self._at = again, start
+        buffer[..., start:end, :], self._at = moved, start
 
-    def _save(self, buffer: mx.array, start: int) -> None:
-        """Copy the rows that the sinks cover once they are laid from `start` on."""
-        if start <= self._saved:
+    def _preserve(self, buffer: mx.array, start: int) -> None:
+        """Copy the rows that the sinks overwrite when they are placed at `start`."""
+        if start <= self._preserved:
             return
         if self._at == 0:
             self._sinks = mx.contiguous(buffer[..., : self._keep, :])
-        if self._covered is None:
-            self._covered = _zeros(buffer, self._room)
-        rows = buffer[..., self._saved + self._keep : start + self._keep, :]
-        self._covered[..., self._saved : start, :] = rows
-        self._saved = start
+        if self._overwritten is None:
+            self._overwritten = _zeros(buffer, self._capacity)
+        rows = buffer[..., self._preserved + self._keep : start + self._keep, :]
+        self._overwritten[..., self._preserved : start, :] = rows
+        self._preserved = start
 
 
 def _zeros(like: mx.array, rows: int) -> mx.array:
@@ -184,10 +202,11 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
 
     Args:
         max_size: Rows that a single step attends to.
-        keep: The first `keep` of the text stay in view for ever (attention sinks).
-        slack: Rows kept behind the window while speculating; any draft shorter than this
-            can be taken back.
-        position: Text position of the first row. Not 0 only in a cache that starts late.
+        keep: The first `keep` rows of the sequence stay visible for ever (attention sinks).
+        slack: Rows kept beyond the window while speculating; any draft shorter than this can be
+            trimmed.
+        position: Position of the first row in the sequence. Not 0 only in a cache that starts
+            late.
     """
 
     def __init__(
@@ -216,11 +235,11 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         return cache
 
     def hand_back(self) -> RotatingKVCache:
-        self.refuse_while_owing()
+        self.require_replayed()
         if self._position:
-            raise RewindError("a cache that started late has no equal among mlx-lm's caches")
+            raise RewindError("a cache that started late has no counterpart in mlx-lm")
         stock = self._source or RotatingKVCache(max_size=self.max_size, keep=self.keep)
-        window = self.newest(min(self.rows(), self.max_size))
+        window = self.window(min(self.rows(), self.max_size))
         if window is not None:
             # Copies: a view would keep the whole buffer alive, and make the next write copy it.
             keys, values = (mx.contiguous(rows) for rows in window)
@@ -233,13 +252,13 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         return stock
 
     def rows(self) -> int:
-        """Rows stored, those kept for taking back included."""
+        """Return the number of rows stored, those kept for a rollback included."""
         return int(self._idx)
 
     @override
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         new = keys.shape[2]
-        if new > self._room() - self._kept_rows():
+        if new > self._capacity() - self._kept_rows():
             return self._append_long(keys, values)
         self.keys, self.values = self._with_room(keys, values)
         keys = self._sinks[0].append(self.keys, keys, self.rows())
@@ -248,54 +267,54 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         return keys, values
 
     def _append_long(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Take in a block longer than the buffer, as a prefill chunk is, and keep its end."""
+        """Append a block longer than the buffer, as a prefill chunk is, and keep its end."""
         self.offset += keys.shape[2]
-        prior = self.newest(min(self.rows(), self.max_size - 1))
+        prior = self.window(min(self.rows(), self.max_size - 1))
         if prior is not None:
             keys = mx.concatenate([prior[0], keys], axis=2)
             values = mx.concatenate([prior[1], values], axis=2)
         total = keys.shape[2]
         count, self._sinks = min(total, self._kept_rows()), self._new_sinks()
-        self.keys = mx.contiguous(self._sinks[0].newest(keys, total, count))
-        self.values = mx.contiguous(self._sinks[1].newest(values, total, count))
+        self.keys = mx.contiguous(self._sinks[0].window(keys, total, count))
+        self.values = mx.contiguous(self._sinks[1].window(values, total, count))
         self._idx = count
         return keys, values
 
     def _new_sinks(self) -> tuple[Sinks, Sinks]:
-        size = self.max_size, self.keep, self._room()
+        size = self.max_size, self.keep, self._capacity()
         return Sinks(*size), Sinks(*size)
 
     def _kept_rows(self) -> int:
-        """Rows that must survive: the window, and while speculating what may come back."""
+        """Return the rows to keep: the window and, while speculating, those a trim may need."""
         return int(self.max_size + (self._slack if self._speculating else 0))
 
-    def _room(self) -> int:
-        """Rows of a full buffer: each time it fills up, the window moves to its front."""
+    def _capacity(self) -> int:
+        """Return the rows of a full buffer: when it is full, the window moves to its start."""
         spare = min(max(self.max_size, RECORD_WINDOW), STEP if self.keep else 4 * STEP)
         return int(self.max_size + self._slack + spare)
 
     def _with_room(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """The buffers, grown or rid of the rows that no step can see any more if they are full."""
+        """Return buffers with room for `keys`: grown, or, if full, without rows no step can see."""
         needed = self.rows() + keys.shape[2]
         if self.keys is not None and self.values is not None and needed <= self.keys.shape[2]:
             return self.keys, self.values
         count = min(self.rows(), self._kept_rows())
-        capacity = self._room() if count < self.rows() else -(-needed // STEP) * STEP
-        free = min(capacity, self._room()) - count
-        kept = self.newest(count) or (keys[..., :0, :], values[..., :0, :])
+        capacity = self._capacity() if count < self.rows() else -(-needed // STEP) * STEP
+        free = min(capacity, self._capacity()) - count
+        kept = self.window(count) or (keys[..., :0, :], values[..., :0, :])
         self._idx, self._sinks = count, self._new_sinks()
-        return self._sinks[0].make(kept[0], free), self._sinks[1].make(kept[1], free)
+        return self._sinks[0].rebuild(kept[0], free), self._sinks[1].rebuild(kept[1], free)
 
     def _dropped(self) -> bool:
-        """Whether rows of the text are gone for good."""
+        """Return whether rows of the sequence were dropped."""
         return self.offset - self._position > self.rows()
 
-    def newest(self, count: int) -> tuple[mx.array, mx.array] | None:
-        """The sinks and the newest rows, `count` together, in time order; `None` if empty."""
+    def window(self, count: int) -> tuple[mx.array, mx.array] | None:
+        """Return keys and values of the sinks and the last rows, `count` in all, in time order."""
         if self.keys is None or self.values is None:
             return None
         (keys, values), rows = self._sinks, self.rows()
-        return keys.newest(self.keys, rows, count), values.newest(self.values, rows, count)
+        return keys.window(self.keys, rows, count), values.window(self.values, rows, count)
 
     @override
     def make_mask(
@@ -336,17 +355,24 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         self._speculating = False
 
     def checkpoint(self) -> Callable[[], None]:
-        # By reference: rows that count are never written again, only rows behind them. What
-        # sinks are laid over can be had back.
+        # By reference: valid rows are never written again, only rows after them. The rows that
+        # sinks overwrite are preserved.
         before = (self.keys, self.values, self.offset, self._idx, self._sinks)
 
-        def go_back() -> None:
+        def restore() -> None:
             self.keys, self.values, self.offset, self._idx, self._sinks = before
 
-        return go_back
+        return restore
 
     def arrays(self) -> list[mx.array]:
         if self.keys is None or self.values is None:
             return []
         copies = [copy for sinks in self._sinks for copy in sinks.arrays()]
         return [self.keys, self.values, *copies]
+
+    @override
+    def _described(self) -> list[str]:
+        capacity = "" if self.keys is None else f" of {self.keys.shape[2]}"
+        sinks = [f"{self.keep} sinks"] if self.keep else []
+        rows = f"{self.rows()}{capacity} rows"
+        return [*super()._described(), f"window {self.max_size}", *sinks, rows]

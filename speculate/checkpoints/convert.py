@@ -1,4 +1,4 @@
-"""mlx-lm's own conversion of a trunk, with its head beside it."""
+"""mlx-lm's conversion of a trunk, with its head in a file of its own."""
 
 from __future__ import annotations
 
@@ -28,18 +28,39 @@ from speculate.checkpoints.quantization import Quantization
 from speculate.errors import CheckpointError, OptionError
 from speculate.protocols import StockModel
 
-Choice = Callable[[str], Quantization | None]
-"""How to pack a module, by its name without prefix; `None` leaves it plain."""
+QuantizationChoice = Callable[[str], Quantization | None]
+"""Returns how to quantise a module, by its name without prefix; `None` leaves it unquantised."""
 
 ROUTERS: Final = ("mlp.gate", "mlp.shared_expert_gate")
+"""Ends of the names of routers."""
+
 FINE: Final = Quantization(bits=8, group_size=64, mode="affine")
-"""What a trunk's own predicate chooses for routers, whatever the rest is packed like."""
+"""Quantisation of routers by mlx-lm's own predicate, regardless of the other modules'."""
 
 PARTS: Final = ("weight", "scales", "biases", "global_scale")
+"""Tensors of a quantised matrix, in the order of `mx.quantize`."""
+
+HEAD_FILE: Final = "mtp.safetensors"
+"""mlx-lm loads `model*.safetensors` and ignores this file."""
+
+PREFIX: Final = "mtp."
+"""Prefix of the head's names in that file."""
+
+COPIED: Final = ("*.py", "generation_config.json", "config.*.json")
+"""Files copied: those of mlx-lm, and configs that `configuration_files` of `config.json` names."""
+
+DEFAULTS: Final = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
+"""Group size and bits of each mode, as in mlx-lm."""
+
+DTYPES: Final = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
+"""Dtypes that a conversion can cast to."""
+
+Predicate = Callable[[str, Module], bool | dict[str, object]]
+"""mlx-lm's choice of how to quantise a module: `False`, `True`, or its own options."""
 
 
-def as_trunks(packing: Quantization) -> Choice:
-    """The choice that the trunks of these families make: everything alike, routers finer."""
+def as_trunks(packing: Quantization) -> QuantizationChoice:
+    """Return the choice of these families' trunks: one quantisation, a finer one for routers."""
 
     def choose(module: str) -> Quantization | None:
         return FINE if module.endswith(ROUTERS) else packing
@@ -48,14 +69,14 @@ def as_trunks(packing: Quantization) -> Choice:
 
 
 def quantize_head(
-    head: HeadTensors, choose: Choice, done: Callable[[str], None] = lambda _: None
+    head: HeadTensors, choose: QuantizationChoice, done: Callable[[str], None] = lambda _: None
 ) -> HeadTensors:
-    """Pack every plain matrix whose width the choice divides. Synchronises.
+    """Quantise every plain matrix whose width is a multiple of the group size. Synchronises.
 
     Args:
         head: From `read_head`.
-        choose: How to pack each module.
-        done: Called with the name of each module that was looked at.
+        choose: How to quantise each module.
+        done: Called with the name of each module after it was processed.
     """
     weights, packings = dict(head.weights), dict(head.quantization)
     for module in plain_matrices(head):
@@ -72,17 +93,17 @@ def quantize_head(
 
 
 def dequantize_head(
-    head: HeadTensors, *, keep: Choice = lambda _: None, dtype: mx.Dtype | None = None
+    head: HeadTensors, *, keep: QuantizationChoice = lambda _: None, dtype: mx.Dtype | None = None
 ) -> HeadTensors:
-    """Unpack quantised matrices.
+    """Dequantise matrices.
 
     Args:
         head: From `read_head`.
-        keep: A packing that may stay as it is, by module.
-        dtype: Of the result; by default that of the head's norms.
+        keep: The quantisation that a module may keep.
+        dtype: Dtype of the result; by default that of the head's norms.
 
     Raises:
-        CheckpointError: Experts have a scale of their own each, which only a GPU unpacks.
+        CheckpointError: Each expert has a scale of its own, which only a GPU dequantises.
     """
     dtype = dtype or head.weights["norm.weight"].dtype
     weights, packings = dict(head.weights), dict(head.quantization)
@@ -90,7 +111,9 @@ def dequantize_head(
         if keep(module) == packing:
             continue
         if packing.global_scale:
-            raise CheckpointError(f"{module}: has a scale for each expert, and cannot be unpacked")
+            raise CheckpointError(
+                f"{module}: has a scale for each expert, and cannot be dequantised"
+            )
         parts = [weights.pop(f"{module}.{part}", None) for part in PARTS[:3]]
         weights[f"{module}.weight"] = _unpack(parts, packing, dtype)
         del packings[module]
@@ -98,7 +121,7 @@ def dequantize_head(
 
 
 def cast_head(head: HeadTensors, dtype: mx.Dtype) -> HeadTensors:
-    """Give a head's floating-point numbers another type."""
+    """Cast a head's floating-point tensors to another dtype."""
 
     def cast(name: str, array: mx.array) -> mx.array:
         keep = name.endswith(".global_scale") or not mx.issubdtype(array.dtype, mx.floating)
@@ -108,7 +131,7 @@ def cast_head(head: HeadTensors, dtype: mx.Dtype) -> HeadTensors:
 
 
 def plain_matrices(head: HeadTensors) -> list[str]:
-    """Modules that could be quantised, and are not."""
+    """Return the modules that could be quantised, and are not."""
     found = [
         name.removesuffix(".weight")
         for name, array in head.weights.items()
@@ -120,38 +143,23 @@ def plain_matrices(head: HeadTensors) -> list[str]:
 def _unpack(parts: list[mx.array | None], packing: Quantization, dtype: mx.Dtype) -> mx.array:
     weight, scales, biases = parts
     if weight is None or scales is None:
-        raise CheckpointError("a quantised matrix has lost its scales")
+        raise CheckpointError("a quantised matrix has no scales")
     return mx.dequantize(
         weight, scales, biases, packing.group_size, packing.bits, packing.mode, dtype=dtype
     )
 
 
-HEAD_FILE: Final = "mtp.safetensors"
-"""Stock mlx-lm loads `model*.safetensors` and does not see this one."""
-
-PREFIX: Final = "mtp."
-COPIED: Final = ("*.py", "generation_config.json", "config.*.json")
-"""As mlx-lm does, and the last, which a `configuration_files` in `config.json` may name."""
-
-DEFAULTS: Final = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
-"""Group and bits for each mode, as in mlx-lm."""
-
-DTYPES: Final = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
-
-Predicate = Callable[[str, Module], bool | dict[str, object]]
-
-
 @attrs.frozen
 class Conversion:
-    """What to do to a model; as the options of `mlx_lm.convert`.
+    """Options of a conversion, as those of `mlx_lm.convert`.
 
     Attributes:
-        quantize: Quantise what is not.
-        bits: For `quantize`; by default what mlx-lm takes for the mode.
-        group_size: Likewise.
+        quantize: Quantise unquantised weights.
+        bits: Bits a weight, for `quantize`; by default mlx-lm's for the mode.
+        group_size: Weights that share a scale, for `quantize`; by default mlx-lm's for the mode.
         mode: `affine`, `mxfp4`, `nvfp4` or `mxfp8`.
-        dtype: Of what is not quantised; by default what the config says.
-        dequantize: Unpack what is quantised.
+        dtype: Dtype of unquantised weights; by default the config's.
+        dequantize: Dequantise quantised weights.
     """
 
     quantize: bool = False
@@ -166,7 +174,7 @@ class Conversion:
             raise OptionError("choose either quantize or dequantize, not both")
 
     def packing(self) -> Quantization:
-        """Bits, group and mode, the defaults filled in."""
+        """Return bits, group size and mode, with defaults filled in."""
         group, bits = DEFAULTS[self.mode]
         return Quantization(self.bits or bits, self.group_size or group, self.mode)
 
@@ -179,21 +187,21 @@ def convert(
     source: Path,
     folder: Path,
 ) -> None:
-    """Write a converted model into a folder, its head in a file of its own.
+    """Write a converted model into a folder, with its head in a file of its own.
 
-    Every file but that one is what `mlx_lm.convert` writes, and `config.json` where the
-    head is packed otherwise than the rest.
+    The other files are those that `mlx_lm.convert` writes, except for `config.json` if the head is
+    quantised differently from the trunk.
 
     Args:
-        stock: The trunk, from `load_trunk(..., lazy=True)`. It is used up.
+        stock: The trunk, from `load_trunk(..., lazy=True)`. It cannot be used afterwards.
         config: Its config.
         head: Its head.
-        conversion: What to do.
-        source: The folder they are from.
-        folder: Where to.
+        conversion: The options.
+        source: The folder they were read from.
+        folder: The folder to write to.
 
     Raises:
-        CheckpointError: mlx-lm cannot convert it so.
+        CheckpointError: mlx-lm cannot convert it with these options.
     """
     module = cast(Module, stock)
     dtype = _dtype(conversion, config)
@@ -211,14 +219,16 @@ def convert(
             config.pop("quantization_config", None)
             module, head = dequantize_model(module), dequantize_head(head, dtype=dtype)
     except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{source}: mlx-lm cannot convert it so: {error}") from error
+        raise CheckpointError(
+            f"{source}: mlx-lm cannot convert it with these options: {error}"
+        ) from error
     save(folder / HEAD_FILE, {PREFIX + name: a for name, a in head.weights.items()})
     _save(folder, source, module, config)
-    _record(folder / "config.json", head.quantization)
+    _add_to_config(folder / "config.json", head.quantization)
 
 
 def _save(folder: Path, source: Path, module: Module, config: dict[str, object]) -> None:
-    """Write what mlx-lm's `save` writes, `config.json` last: half of it then loads nowhere."""
+    """Write the files of mlx-lm's `save`, `config.json` last: a partial folder then never loads."""
     tokenizer = load_tokenizer(source, None, config.get("eos_token_id"))
     sees = "vision_tower" in cast(Mapping[str, object], getattr(module, "model", {}))
     save_model(folder, module, donate_model=True)
@@ -231,7 +241,7 @@ def _save(folder: Path, source: Path, module: Module, config: dict[str, object])
 
 
 def _dtype(conversion: Conversion, config: Mapping[str, object]) -> mx.Dtype | None:
-    """As mlx-lm: what was asked for, or what the config names."""
+    """Return the dtype to cast to, as mlx-lm does: the option, or the config's."""
     inner = section(config, "text_config").get("dtype")
     names = (conversion.dtype, config.get("torch_dtype"), inner)
     name = next((name for name in names if name is not None), None)
@@ -239,7 +249,7 @@ def _dtype(conversion: Conversion, config: Mapping[str, object]) -> mx.Dtype | N
 
 
 def _cast(module: Module, dtype: mx.Dtype) -> None:
-    """As mlx-lm."""
+    """Cast weights as mlx-lm does."""
     may: Callable[[str], bool] = getattr(module, "cast_predicate", lambda _: True)
 
     def convert_one(name: str, array: mx.array) -> mx.array:
@@ -252,7 +262,7 @@ def _cast(module: Module, dtype: mx.Dtype) -> None:
 def _choice(
     predicate: Predicate | None, packing: Quantization
 ) -> Callable[[str], Quantization | None]:
-    """The model's own predicate, asked about its head."""
+    """Return a choice that applies the model's own predicate to its head."""
 
     def choose(name: str) -> Quantization | None:
         found = True if predicate is None else predicate(PREFIX + name, Module())
@@ -264,8 +274,8 @@ def _choice(
     return choose
 
 
-def _record(path: Path, packings: Mapping[str, Quantization]) -> None:
-    """Name the head's packings that are not the trunk's, for software that goes by a config."""
+def _add_to_config(path: Path, packings: Mapping[str, Quantization]) -> None:
+    """Add quantisations of the head that differ from the trunk's to the config."""
     config = read_json(path)
     packed = config.get("quantization")
     if not isinstance(packed, dict):

@@ -1,4 +1,4 @@
-"""Writing a head as a checkpoint of its own, in the form in which such are published."""
+"""Writing a head as a checkpoint of its own, in the published form (`qwen3_5_mtp`)."""
 
 from __future__ import annotations
 
@@ -25,45 +25,53 @@ from speculate.checkpoints.quantization import Quantization
 from speculate.errors import CheckpointError
 
 MODEL_TYPE: Final = "qwen3_5_mtp"
-LAYERS: Final = "mtp_num_hidden_layers"
-TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
+"""`model_type` of a published head checkpoint."""
 
-_NOT_OF_THE_TEXT: Final = frozenset(
+LAYERS: Final = "mtp_num_hidden_layers"
+"""Key of a text config: layers of the head."""
+
+TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
+"""Files of a tokenizer that are copied with a head."""
+
+_NOT_TEXT_KEYS: Final = frozenset(
     {"architectures", "auto_map", "text_config", "vision_config", "transformers_version"}
     | {"quantization", "quantization_config", "mlx_lm_version"}
 )
+"""Keys of a config that do not describe its text model."""
+
 Args = qwen3_5.TextModelArgs | qwen3_next.ModelArgs
+"""The arguments of a text model that may have a head."""
 
 
-def write_drafter(folder: Path, head: HeadTensors, config: Mapping[str, object]) -> None:
-    """Write weights and config into a folder; the config last.
+def write_head_checkpoint(folder: Path, head: HeadTensors, config: Mapping[str, object]) -> None:
+    """Write a head's weights and config into a folder, the config last.
 
     Args:
-        folder: An empty one.
+        folder: An empty folder.
         head: From `read_head`.
-        config: From `drafter_config`.
+        config: From `head_config`.
     """
     save(folder / "model.safetensors", head.weights)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def save(path: Path, weights: Mapping[str, mx.array]) -> None:
-    """Write a safetensors file, marked as one in mlx's conventions."""
+    """Write a safetensors file, with the metadata that marks mlx's conventions."""
     mx.save_safetensors(str(path), dict(weights), metadata={"format": "mlx"})
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy what there is of a tokenizer, as published drafters have it."""
+    """Copy the tokenizer files that exist, as published head checkpoints have them."""
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
 
 
-def drafter_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
-    """The config of a drafter.
+def head_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
+    """Return the config of a head checkpoint.
 
     Args:
-        files: Where the head is from, and the config of its model.
+        files: The head's files, with the config of its model.
         head: From `read_head`.
 
     Raises:
@@ -83,7 +91,7 @@ def drafter_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
 
 
 def packing_entry(packing: Quantization) -> dict[str, object]:
-    """A packing as a config has it."""
+    """Return a quantisation in the form of a config."""
     entry = {"group_size": packing.group_size, "bits": packing.bits, "mode": packing.mode}
     return {**entry, "global_scale": True} if packing.global_scale else entry
 
@@ -91,7 +99,7 @@ def packing_entry(packing: Quantization) -> dict[str, object]:
 def _text_config(config: Mapping[str, object], head: HeadTensors) -> dict[str, object]:
     source = section(config, "text_config") or config
     # What reads a config may also write into it.
-    text = deepcopy({key: value for key, value in source.items() if key not in _NOT_OF_THE_TEXT})
+    text = deepcopy({key: value for key, value in source.items() if key not in _NOT_TEXT_KEYS})
     args = _args(deepcopy(text))
     defaults = {key: value for key, value in asdict(args).items() if key != "rope_scaling"}
     text = {**defaults, **text, "rope_parameters": _rope(args), LAYERS: len(head.experts)}
@@ -105,7 +113,7 @@ def _text_config(config: Mapping[str, object], head: HeadTensors) -> dict[str, o
 
 
 def _args(text: dict[str, object]) -> Args:
-    """A text model's config as mlx-lm understands it, its defaults filled in."""
+    """Return a text model's arguments as mlx-lm reads them, with defaults filled in."""
     if "hidden_size" not in text:
         raise CheckpointError(
             "there is no config.json that describes the head's model. Put its trunk's there"
@@ -144,18 +152,20 @@ def _quantization(packings: Mapping[str, Quantization]) -> dict[str, object]:
 
 @contextmanager
 def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Give a folder to fill, which becomes `target` when the body has ended well.
+    """Yield a folder to fill, which is renamed to `target` if the body does not raise.
 
-    Until then it lies in a hidden one beside `target`, which stays as it was. A process
-    that is killed leaves that hidden folder behind, and nothing else.
+    Until then it is in a hidden folder next to `target`, which stays unchanged. A process that is
+    killed leaves that hidden folder, and nothing else.
 
     Args:
-        target: What it will be called.
-        replace: Take the place of a model's folder that is there already.
+        target: Its final path.
+        replace: Replace an existing model folder.
+
+    Yields:
+        The path of the folder to fill.
 
     Raises:
-        CheckpointError: There is something at `target` that is not to be replaced, or the
-            folder cannot be made.
+        CheckpointError: `target` exists and may not be replaced, or the folder cannot be made.
     """
     check_free(target, replace=replace)
     try:
@@ -164,7 +174,7 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     except OSError as error:
         raise CheckpointError(f"{target}: cannot be made: {error.strerror}") from error
     try:
-        # One deeper: the hidden folder itself is closed to other users.
+        # One level deeper: the hidden folder itself is closed to other users.
         made = hidden / "new"
         made.mkdir()
         yield made
@@ -174,14 +184,14 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def check_free(target: Path, *, replace: bool = False) -> None:
-    """Refuse a name that is taken.
+    """Refuse a path that exists.
 
     Args:
-        target: The name.
-        replace: Whether a model's folder may lose it.
+        target: The path.
+        replace: Whether an existing model folder may be replaced.
 
     Raises:
-        CheckpointError: Something is there that is not to be replaced.
+        CheckpointError: `target` exists and may not be replaced.
     """
     if not os.path.lexists(target):
         return
@@ -194,15 +204,15 @@ def check_free(target: Path, *, replace: bool = False) -> None:
 
 
 def check_apart(target: Path, source: Path) -> None:
-    """Refuse to replace what is read from.
+    """Refuse to replace the folder that is read.
 
     Raises:
-        CheckpointError: `target` is `source`, or holds it.
+        CheckpointError: `target` is `source`, or contains it.
     """
-    # Path.resolve raises where links go round in a circle; this does not.
+    # Path.resolve raises on circular links; this does not.
     place = Path(os.path.realpath(source))
     if Path(os.path.realpath(target)) in (place, *place.parents):
-        raise CheckpointError(f"{target}: is where the source lies. Name another folder")
+        raise CheckpointError(f"{target}: contains the source. Name another folder")
 
 
 def _put(made: Path, target: Path, old: Path, replace: bool) -> None:

@@ -1,4 +1,4 @@
-"""Everything a checkpoint's folder holds, by name: what the index lists and what files have."""
+"""A checkpoint's folder: its index, its tensors' headers and its configs."""
 
 from __future__ import annotations
 
@@ -32,29 +32,35 @@ JSON_LIMIT: Final = 64 * 2**20
 """Longest index or config that is read, in bytes."""
 
 LAYER_LIMIT: Final = 1024
-"""Most layers that a config may ask for."""
+"""Most layers that a config may have."""
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
+"""End of the name of an index file."""
 
 FILE_LIMIT: Final = 10_000
 """Most files that an index may list."""
 
-
 SHOWN: Final = 3
-"""Most repeated keys that are quoted."""
+"""Most repeated keys that are quoted in a warning."""
+
+REPOSITORY: Final = re.compile(r"[\w][\w.-]*/[\w.-]+")
+"""Name of a hub repository."""
+
+REASON_LIMIT: Final = 300
+"""Most characters quoted of another library's error."""
 
 
 @attrs.frozen
-class Survey:
-    """The tensors of a checkpoint, without any of their bytes.
+class FolderScan:
+    """The contents of a checkpoint's folder, without the tensors' data.
 
     Attributes:
-        folder: Where it lies.
-        tensors: By name. Where two files hold one name, the index has decided.
+        folder: The folder.
+        tensors: Tensors by name. If two files hold a name, the one that the index lists.
         files: Every file whose header was read.
-        listed: What the index says: tensor -> file. A file may be absent.
-        clashes: Names that two files hold and the index does not tell apart.
-        config: `config.json`, or nothing.
+        listed: The index: tensor -> file. A file may be absent.
+        clashes: Names that two files hold, of which the index lists neither: name -> files.
+        config: `config.json`; empty if there is none.
     """
 
     folder: Path
@@ -65,7 +71,7 @@ class Survey:
     config: Mapping[str, object]
 
 
-def survey(path: Path) -> Survey:
+def scan_folder(path: Path) -> FolderScan:
     """Read the headers of a folder's safetensors files, or of one file.
 
     Raises:
@@ -80,7 +86,7 @@ def survey(path: Path) -> Survey:
 
 
 def listed(folder: Path) -> dict[str, Path]:
-    """What the index of a folder says: tensor -> file. Empty where there is no index.
+    """Return the index of a folder: tensor -> file. Empty if there is no index.
 
     Raises:
         CheckpointError: The index is broken, or points out of the folder.
@@ -99,7 +105,7 @@ def listed(folder: Path) -> dict[str, Path]:
 
 
 def indexes(folder: Path) -> list[Path]:
-    """The index files of a folder; most have one, or none.
+    """Return the index files of a folder; usually one, or none.
 
     Raises:
         CheckpointError: The folder cannot be read.
@@ -108,10 +114,10 @@ def indexes(folder: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object. Of a key that is repeated the last value counts, as in mlx-lm.
+    """Read a JSON object. If a key is repeated the last value counts, as in mlx-lm.
 
     Raises:
-        CheckpointError: The file is no JSON object, or far too long for one.
+        CheckpointError: The file is no JSON object, or longer than `JSON_LIMIT`.
     """
     if file_size(path) > JSON_LIMIT:
         raise CheckpointError(f"{path}: is longer than {JSON_LIMIT} bytes")
@@ -128,36 +134,36 @@ def read_json(path: Path) -> dict[str, object]:
         names = ", ".join(repr(name[:NAME_LIMIT]) for name in twice[:SHOWN])
         more = f" and {len(twice) - SHOWN} more" if twice[SHOWN:] else ""
         text = f"{path}: repeats {names}{more}; the last value counts, as in mlx-lm"
-        # Of this line, so that a file that is read by several is spoken of once.
+        # Attributed to this line, so that a file read from several places is reported once.
         warnings.warn(text, SpeculateWarning, stacklevel=1)
     return found
 
 
 def exists(path: Path) -> bool:
-    """Whether there is something at a path that a stranger may have chosen: of any length."""
-    # Unlike the method of Path, this never raises.
+    """Return whether an untrusted path exists. Never raises, whatever its length."""
+    # Unlike `Path.exists`.
     return os.path.exists(path)
 
 
 def setting(config: Mapping[str, object], key: str) -> object:
-    """A value of a config: the text model's own, or that of the level above it."""
+    """Return a value of a config: the text model's own, or else the top level's."""
     text = section(config, "text_config")
     return text[key] if key in text else config.get(key)
 
 
 def section(config: Mapping[str, object], key: str) -> Mapping[str, object]:
-    """An object within a config; empty where there is none."""
+    """Return an object inside a config; empty if there is none."""
     found = config.get(key)
     return cast(Mapping[str, object], found) if isinstance(found, dict) else {}
 
 
 def check_layers(config: Mapping[str, object], folder: Path) -> None:
-    """Refuse a config of more layers than anybody has, before a model is made of it.
+    """Refuse a config with an absurd number of layers, before a model is made from it.
 
-    A list of layers is the one thing that a model without weights takes memory for.
+    A model without weights allocates memory for nothing but its list of layers.
 
     Raises:
-        CheckpointError: It asks for so many.
+        CheckpointError: It has more than `LAYER_LIMIT`.
     """
     for level in (config, section(config, "text_config")):
         for key, value in level.items():
@@ -165,7 +171,7 @@ def check_layers(config: Mapping[str, object], folder: Path) -> None:
                 raise CheckpointError(f"{folder}/config.json: {key} is {value}, which cannot be")
 
 
-def _merge(folder: Path, files: Iterable[Path], listed: Mapping[str, Path]) -> Survey:
+def _merge(folder: Path, files: Iterable[Path], listed: Mapping[str, Path]) -> FolderScan:
     tensors: dict[str, TensorEntry] = {}
     clashes: dict[str, tuple[Path, Path]] = {}
     read = tuple(files)
@@ -177,7 +183,7 @@ def _merge(folder: Path, files: Iterable[Path], listed: Mapping[str, Path]) -> S
             if other is not None and listed.get(tensor.name) not in (file, other.path):
                 clashes[tensor.name] = (other.path, file)
     config = folder / "config.json"
-    return Survey(
+    return FolderScan(
         folder=folder,
         tensors=tensors,
         files=read,
@@ -189,12 +195,12 @@ def _merge(folder: Path, files: Iterable[Path], listed: Mapping[str, Path]) -> S
 
 def _safetensors_file(path: Path) -> Path:
     if exists(path) and path.suffix != ".safetensors":
-        raise CheckpointError(f"{path}: is no .safetensors file, and nothing else is opened")
+        raise CheckpointError(f"{path}: is not a .safetensors file, and no other format is opened")
     return path
 
 
 def _files(folder: Path, suffix: str) -> list[Path]:
-    """Files by suffix; hidden ones are a file manager's, not a checkpoint's."""
+    """Return files by suffix, without hidden ones, which a file manager may have made."""
     try:
         names = [path for path in folder.iterdir() if path.name.endswith(suffix)]
     except OSError as error:
@@ -212,26 +218,19 @@ def _inside(folder: Path, index: Path, name: str) -> Path:
     return folder / name
 
 
-REPOSITORY: Final = re.compile(r"[\w][\w.-]*/[\w.-]+")
-"""What a hub repository's name looks like."""
-
-REASON_LIMIT: Final = 300
-"""Most characters that are quoted of another library's error."""
-
-
 def resolve_checkpoint(
     path_or_repo: str | Path, revision: str | None = None, *, head_only: bool = False
 ) -> Path:
-    """A path that exists: the given one, or that of a downloaded hub repository.
+    """Return a path that exists: the given one, or the folder of a downloaded hub repository.
 
     Args:
         path_or_repo: A path, or a repository as `owner/name`.
-        revision: A branch, a tag or a commit of it.
-        head_only: Download what holds the head, and no more of the trunk than that takes.
+        revision: A branch, a tag or a commit of the repository.
+        head_only: Download only the files that hold the head.
 
     Raises:
-        OptionError: They are no names.
-        CheckpointError: There is neither.
+        OptionError: `path_or_repo` is neither a path nor a name.
+        CheckpointError: No such path or repository exists.
     """
     if not isinstance(path_or_repo, str | Path):
         refuse("path_or_repo", "a path or a hub repository", path_or_repo)
@@ -253,10 +252,14 @@ def resolve_checkpoint(
 
 @contextmanager
 def wrap_errors(folder: Path, what: str) -> Iterator[None]:
-    """Turn whatever another library raises over a folder into an error that names it.
+    """Turn another library's exception into an error that names the folder.
+
+    Args:
+        folder: The folder that the body reads.
+        what: What failed, for the message.
 
     Raises:
-        CheckpointError: The body raised something that is no error of this package.
+        CheckpointError: The body raised an exception that is not a `SpeculateError`.
     """
     try:
         yield
@@ -267,7 +270,7 @@ def wrap_errors(folder: Path, what: str) -> Iterator[None]:
 
 
 def summarize_error(error: BaseException) -> str:
-    """An error in a line: its kind and its text, cut where that is long."""
+    """Return an error in one line: its class and its message, truncated to `REASON_LIMIT`."""
     text = " ".join(str(error).split())
     if len(text) > REASON_LIMIT:
         text = text[:REASON_LIMIT] + " ..."
@@ -275,10 +278,10 @@ def summarize_error(error: BaseException) -> str:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse files that mlx-lm could not open: pipes, and weights whose header is broken.
+    """Refuse a folder with files that mlx-lm could not open: pipes, and broken weights.
 
     Raises:
-        CheckpointError: There is such a file.
+        CheckpointError: Names the first such file.
     """
     for path in sorted(folder.iterdir()):
         if path.match("model*.safetensors"):

@@ -1,4 +1,4 @@
-"""Finding a head: by its tensors, never by what a config promises."""
+"""Finding, reading and summarising a head, by its tensors and never by what a config claims."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 import mlx.core as mx
 
-from speculate.checkpoints.folder import Survey, exists, indexes, listed, setting, survey
+from speculate.checkpoints.folder import FolderScan, exists, indexes, listed, scan_folder, setting
 from speculate.checkpoints.names import (
     DENSE,
     PREFIXES,
@@ -47,19 +47,27 @@ from speculate.checkpoints.safetensors import (
 )
 from speculate.errors import CheckpointError, HeadNotFoundError, StaleIndexError
 
+_logger = logging.getLogger(__name__)
+
+DEDICATED: Final = "mtp_use_dedicated_embeddings"
+"""Key of a config: whether the head has embeddings of its own."""
+
+EMBEDDINGS: Final = ("embed_tokens.", "lm_head.", "shared_head.")
+"""Starts of the names of such embeddings."""
+
 
 @attrs.frozen
 class HeadFiles:
-    """Where a head's tensors are.
+    """The location of a head's tensors.
 
     Attributes:
         folder: The checkpoint's folder.
-        prefix: What stands before the head's names on disk; empty in a drafter.
-        tensors: By name, without the prefix.
+        prefix: Prefix of the head's names on disk; empty in a head checkpoint.
+        tensors: Tensors by name without the prefix.
         files: Every file whose header was read, also those without a head.
-        trunk_is_raw: Whether the trunk beside the head is as Hugging Face publishes it;
-            `None` where there is none to tell by.
-        config: `config.json`, or nothing.
+        trunk_is_raw: Whether the trunk of the same checkpoint is in the form that Hugging Face
+            publishes; `None` if there is no trunk to tell by.
+        config: `config.json`; empty if there is none.
     """
 
     folder: Path
@@ -74,15 +82,15 @@ def find_head(path: Path) -> HeadFiles:
     """Find the head of a checkpoint. Reads headers only, and no tensor.
 
     Args:
-        path: A folder, or one safetensors file of a head.
+        path: A folder, or one safetensors file that holds a head.
 
     Raises:
-        HeadNotFoundError: There is none. Names the folder, what was looked for and the
-            files that were read.
-        StaleIndexError: Likewise, although the index lists one. Names the index.
+        HeadNotFoundError: There is none. Names the folder, the tensors that were looked for and
+            the files that were read.
+        StaleIndexError: There is none, although the index lists one. Names the index.
         CheckpointError: A file is damaged or missing, or there is more than one head.
     """
-    found = survey(path)
+    found = scan_folder(path)
     candidates = _candidates(found)
     _check_listed(found, partly_there=bool(candidates))
     if not candidates:
@@ -103,10 +111,10 @@ def find_head(path: Path) -> HeadFiles:
 
 
 def has_head(path: Path) -> bool:
-    """Whether a checkpoint holds a head.
+    """Return whether a checkpoint holds a head.
 
     Raises:
-        CheckpointError: A file is damaged or missing, so that nobody can tell.
+        CheckpointError: A file is damaged or missing, so the answer is unknown.
     """
     try:
         find_head(path)
@@ -116,7 +124,7 @@ def has_head(path: Path) -> bool:
 
 
 def listed_files(folder: Path) -> list[str]:
-    """Names of the files that a folder's index says hold a head, whether they are there or not.
+    """Return the files that hold a head by a folder's index, whether they exist or not.
 
     Raises:
         CheckpointError: The index is broken, or points out of the folder.
@@ -126,7 +134,7 @@ def listed_files(folder: Path) -> list[str]:
     return sorted({places[name].relative_to(folder).as_posix() for name in names})
 
 
-def _candidates(found: Survey) -> dict[str, dict[str, TensorEntry]]:
+def _candidates(found: FolderScan) -> dict[str, dict[str, TensorEntry]]:
     heads: dict[str, dict[str, TensorEntry]] = defaultdict(dict)
     by_file: dict[Path, dict[str, TensorEntry]] = defaultdict(dict)
     for name, tensor in found.tensors.items():
@@ -141,8 +149,8 @@ def _candidates(found: Survey) -> dict[str, dict[str, TensorEntry]]:
     return dict(heads)
 
 
-def _check_listed(found: Survey, *, partly_there: bool) -> None:
-    """What the index says of a head must be true."""
+def _check_listed(found: FolderScan, *, partly_there: bool) -> None:
+    """Refuse an index that lists tensors of a head which no file holds."""
     absent: dict[Path, list[str]] = defaultdict(list)
     for name, file in found.listed.items():
         if name not in found.tensors:
@@ -155,74 +163,69 @@ def _check_listed(found: Survey, *, partly_there: bool) -> None:
             text = f"{index}: lists {head[0]} in {file.name}, which {state}"
             if partly_there:
                 raise CheckpointError(
-                    f"{text}. Download the folder whole, or load it without its head (head=False, "
+                    f"{text}. Download the whole folder, or load it without its head (head=False, "
                     "or --no-head)"
                 )
             raise StaleIndexError(
                 f"{text}, and no file here holds a head. If this is the index of the checkpoint "
-                "that this one was made from, delete it; if not, download the folder whole. "
-                "head=False, or --no-head, leaves the head alone"
+                "that this one was made from, delete it; if not, download the whole folder. "
+                "head=False, or --no-head, loads the model without a head"
             )
 
 
-def _check_clashes(found: Survey, prefix: str) -> None:
+def _check_clashes(found: FolderScan, prefix: str) -> None:
     for name, (one, other) in found.clashes.items():
         if name.startswith(prefix) if prefix else strip_prefix(name) is None:
             raise CheckpointError(
                 f"{found.folder}: both {one.name} and {other.name} hold {name}, and no index "
-                "says which counts. Name the file of the head"
+                "says which one counts. Name the file of the head"
             )
 
 
-def _trunk_is_raw(found: Survey) -> bool | None:
-    """mlx-lm turns the convolution's axes when it converts: a raw one ends in the kernel."""
+def _trunk_is_raw(found: FolderScan) -> bool | None:
+    """Return whether a trunk is raw: mlx-lm's conversion moves the kernel axis of convolutions."""
     ends = [t.shape[-1] for n, t in found.tensors.items() if "conv1d.weight" in n and t.shape]
     return any(end != 1 for end in ends) if ends else None
 
 
-def _not_found(path: Path, found: Survey) -> str:
+def _not_found(path: Path, found: FolderScan) -> str:
     looked = ", ".join(f"{prefix}*" for prefix in PREFIXES)
     read = ", ".join(file.name for file in found.files) or "no .safetensors file"
     text = (
         f"{path}: no multi-token-prediction head. Looked for tensors named {looked}, and for "
-        f"a drafter's (fc.weight, pre_fc_norm_hidden.weight, ...). Read: {read}."
+        f"a head checkpoint's (fc.weight, pre_fc_norm_hidden.weight, ...). Read: {read}."
     )
     if not path.is_dir():
         return text
     if pickles := [p.name for p in sorted(path.iterdir()) if p.suffix in (".bin", ".pt", ".pth")]:
         text += f" Pickled weights are never opened: {', '.join(pickles)}."
     if setting(found.config, "mtp_num_hidden_layers"):
-        text += " config.json promises one, but conversions often drop its tensors and keep that."
+        text += " config.json claims one: conversions often drop its tensors and keep the entry."
     return text
-
-
-_logger = logging.getLogger(__name__)
-
-DEDICATED: Final = "mtp_use_dedicated_embeddings"
-EMBEDDINGS: Final = ("embed_tokens.", "lm_head.", "shared_head.")
 
 
 @attrs.frozen(eq=False)
 class HeadTensors:
-    """A whole head, in the names and the form that mlx-lm's layers use.
+    """A whole head, with the names and the form that mlx-lm's layers use.
 
     Attributes:
-        weights: By name without prefix: `fc.weight`, `layers.0.self_attn.q_proj.weight`, ...
-            Norms hold gains; experts are stacked as `mlp.switch_mlp`.
-        quantization: By module; what is not in it is not quantised.
-        norms: What was decided on each group of norms, and why.
-        experts: How each layer's experts were stored: `dense` where it has none.
-        leftovers: Names on disk that no part of a head is known by. They were not read.
+        weights: Tensors by name without prefix: `fc.weight`,
+            `layers.0.self_attn.q_proj.weight`, ... Norms hold gains; experts are stacked as
+            `mlp.switch_mlp`.
+        quantization: How each quantised module is packed; others are not quantised.
+        norms: The convention of each group of norms, and why.
+        experts: How each layer's experts were stored; `dense` for a layer without experts.
+        unknown_tensors: Names on disk that belong to no known part of a head. They were not read.
     """
 
     weights: Mapping[str, mx.array] = attrs.field(repr=False)
     quantization: Mapping[str, Quantization]
     norms: tuple[NormDecision, ...]
     experts: tuple[str, ...]
-    leftovers: tuple[str, ...]
+    unknown_tensors: tuple[str, ...]
 
     def dequantized(self) -> HeadTensors:
-        """The same head in plain float32."""
+        """Return the same head, unquantised in float32."""
         weights = dequantize(self.weights, self.quantization)
         return attrs.evolve(self, weights=weights, quantization={})
 
@@ -237,35 +240,35 @@ def read_head(
 
     Args:
         files: From `find_head`.
-        norms: How its norms are stored, where a person knows better; found out otherwise.
-        done: Called with the bytes of each tensor that has been read.
+        norms: How all norms are stored; by default decided group by group.
+        done: Called after each tensor was read, with its size in bytes.
 
     Raises:
-        CheckpointError: The head is not whole, or stored in a way that is not supported.
-            Names the tensor.
+        CheckpointError: The head is incomplete, or stored in an unsupported way. Names the
+            tensor.
     """
     _refuse_embeddings(files)
-    leftovers = [name for name in files.tensors if not is_part(name)]
-    weights = _read(files, leftovers, done)
+    unknown_tensors = [name for name in files.tensors if not is_part(name)]
+    weights = _read(files, unknown_tensors, done)
     experts = layouts(files.tensors)
-    _check_whole(files, weights, experts, leftovers)
+    _check_whole(files, weights, experts, unknown_tensors)
     decisions = decide(weights, files.trunk_is_raw, norms)
     shift(weights, decisions)
-    with about(files):
+    with naming_files(files):
         quantization = quantizations(weights)
         _check_plain(files, weights, quantization)
         mx.eval(weights)
-    on_disk = tuple(files.prefix + name for name in leftovers)
+    on_disk = tuple(files.prefix + name for name in unknown_tensors)
     if on_disk:
-        # Quoted: a name may hold what moves a terminal's cursor.
+        # Quoted: a name may contain terminal control characters.
         quoted = ", ".join(map(repr, on_disk))
         _logger.warning("%s: no part of a head, left out: %s", files.folder, quoted)
     return HeadTensors(weights, quantization, decisions, tuple(experts), on_disk)
 
 
 @contextmanager
-def about(files: HeadFiles) -> Iterator[None]:
-    """Say of which file or folder an error speaks that only knows a tensor's name.
+def naming_files(files: HeadFiles) -> Iterator[None]:
+    """Add the file or folder to an error that names only a tensor.
 
     Raises:
         CheckpointError: The body raised one, or could not read a tensor.
@@ -281,21 +284,21 @@ def about(files: HeadFiles) -> Iterator[None]:
 
 
 def is_part(name: str) -> bool:
-    """Whether a name on disk, without prefix, is one that a head may have in any layout."""
+    """Return whether a name on disk, without prefix, belongs to a head in any layout."""
     plain = matrix_of(name) or name
     return is_known(plain) or is_expert(plain)
 
 
 def _read(
-    files: HeadFiles, leftovers: Collection[str], done: Callable[[int], None]
+    files: HeadFiles, unknown_tensors: Collection[str], done: Callable[[int], None]
 ) -> dict[str, mx.array]:
-    wanted = {name: t for name, t in files.tensors.items() if name not in leftovers}
+    wanted = {name: t for name, t in files.tensors.items() if name not in unknown_tensors}
     check_memory(wanted)
     singles = {name: t for name, t in wanted.items() if is_single(matrix_of(name) or name)}
     weights = read_tensors({n: t for n, t in wanted.items() if n not in singles}, done)
-    # These are read one by one, as they are stacked.
+    # These are read one by one when they are stacked.
     weights |= open_tensors(singles)
-    with about(files):
+    with naming_files(files):
         norm = weights.get("pre_fc_norm_hidden.weight")
         dtype = mx.bfloat16 if norm is None else norm.dtype
         unpack_scaled(weights, files.tensors, files.config, dtype)
@@ -304,7 +307,7 @@ def _read(
 
 
 def _refuse_embeddings(files: HeadFiles) -> None:
-    """A head that was trained with matrices of its own is not served by the trunk's."""
+    """Refuse a head with embeddings of its own: it shares the trunk's here."""
     flag = setting(files.config, DEDICATED)
     own = [name for name in files.tensors if name.startswith(EMBEDDINGS)]
     if flag is False or not (own or flag):
@@ -319,7 +322,7 @@ def _check_whole(
     files: HeadFiles,
     weights: Mapping[str, mx.array],
     experts: Sequence[str],
-    leftovers: Sequence[str],
+    unknown_tensors: Sequence[str],
 ) -> None:
     with_experts = [index for index, layout in enumerate(experts) if layout != DENSE]
     needed = required(max(len(experts), 1), with_experts)
@@ -329,11 +332,11 @@ def _check_whole(
             raise CheckpointError(f"{text}, and needs {rank(name)} axes")
     missing = [files.prefix + name for name in needed if name not in weights]
     if missing:
-        text = f"{files.folder}: holds part of a head only: {missing[0]} is missing"
+        text = f"{files.folder}: holds only a part of a head: {missing[0]} is missing"
         text += f", and {len(missing) - 1} more" if missing[1:] else ""
         if stored := stored_as(files.tensors, missing[0].removeprefix(files.prefix)):
-            text += f": {stored}, which is no packing that is supported. {SUPPORTED}"
-        text += f". Not understood: {', '.join(leftovers)}" if leftovers else ""
+            text += f": {stored}, which is not a supported packing. {SUPPORTED}"
+        text += f". Unknown names: {', '.join(unknown_tensors)}" if unknown_tensors else ""
         raise CheckpointError(text)
 
 
@@ -344,28 +347,27 @@ def _check_plain(
         module, _, part = name.rpartition(".")
         plain = part == "weight" and module not in packed
         if plain and not mx.issubdtype(tensor.dtype, mx.floating):
-            # An expert's name on disk is another one.
+            # A stacked expert has another name on disk.
             stored = stored_as(files.tensors, name) or str(tensor.shape)
             raise CheckpointError(
-                f"{name}: is {tensor.dtype} in a packing that is not supported: {stored}. "
-                f"{SUPPORTED}"
+                f"{name}: is {tensor.dtype} in an unsupported packing: {stored}. {SUPPORTED}"
             )
 
 
 @attrs.frozen
 class HeadSummary:
-    """A head, without its weights.
+    """A description of a head, without its weights.
 
     Attributes:
         files: Names of the files that hold it.
-        tensors: How many there are on disk.
-        size_bytes: What they take there.
-        experts: How each layer's experts are stored: `dense` where it has none.
-        packings: Each packing, and how many matrices have it.
-        plain: Each type of number, and how many matrices are not packed and have it.
-        blocks: Matrices of 8-bit floats with scales.
-        norms: What is decided on each group of norms, and why.
-        leftovers: Names on disk that no part of a head is known by.
+        tensors: Number of tensors on disk.
+        size_bytes: Their size on disk, in bytes.
+        experts: How each layer's experts are stored; `dense` for a layer without experts.
+        packings: Each quantisation, with its number of matrices.
+        plain: Dtype -> number of unquantised matrices.
+        blocks: Number of matrices of 8-bit floats with scales.
+        norms: The convention of each group of norms, and why.
+        unknown_tensors: Names on disk that belong to no known part of a head.
     """
 
     files: tuple[str, ...]
@@ -376,17 +378,17 @@ class HeadSummary:
     plain: Mapping[str, int]
     blocks: int
     norms: tuple[NormDecision, ...]
-    leftovers: tuple[str, ...]
+    unknown_tensors: tuple[str, ...]
 
 
-def peek_head(files: HeadFiles) -> HeadSummary:
+def summarize_head(files: HeadFiles) -> HeadSummary:
     """Describe a head. Reads its norms, a few kilobytes, and nothing else.
 
     Args:
         files: From `find_head`.
 
     Raises:
-        CheckpointError: It has no norms to decide on, or is packed in a way that mlx lacks.
+        CheckpointError: It has no norms, or a quantisation that mlx does not have.
     """
     known = {name: t for name, t in files.tensors.items() if is_part(name)}
     weights = open_tensors({name: t for name, t in known.items() if matrix_of(name) is None})
@@ -403,7 +405,7 @@ def peek_head(files: HeadFiles) -> HeadSummary:
         plain=_plain(weights, packings, blocks),
         blocks=len(blocks),
         norms=decisions,
-        leftovers=tuple(files.prefix + n for n in files.tensors if n not in known),
+        unknown_tensors=tuple(files.prefix + n for n in files.tensors if n not in known),
     )
 
 
@@ -412,18 +414,18 @@ def _norms(files: HeadFiles, weights: Mapping[str, mx.array]) -> dict[str, mx.ar
     missing = [name for name in names if name not in weights]
     if missing:
         raise CheckpointError(
-            f"{files.folder}: holds part of a head only: {files.prefix}{missing[0]} is missing"
+            f"{files.folder}: holds only a part of a head: {files.prefix}{missing[0]} is missing"
         )
     return {name: weights[name] for name in names}
 
 
 def _packings(files: HeadFiles, weights: dict[str, mx.array]) -> dict[str, Quantization]:
     try:
-        with about(files):
+        with naming_files(files):
             split_fused(weights)
             return quantizations(weights)
     except (KeyError, IndexError) as error:
-        raise CheckpointError(f"{files.folder}: holds part of a head only: {error}") from error
+        raise CheckpointError(f"{files.folder}: holds only a part of a head: {error}") from error
 
 
 def _plain(

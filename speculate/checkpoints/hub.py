@@ -1,4 +1,4 @@
-"""Checkpoints from a hub, their heads included, which mlx-lm's own patterns leave out."""
+"""Downloads from a hub, with the heads that mlx-lm's own patterns leave out."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from typing import Final
 from huggingface_hub import errors, snapshot_download
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download
 
-from speculate.checkpoints.folder import INDEX_SUFFIX, exists
+from speculate.checkpoints.folder import INDEX_SUFFIX, REASON_LIMIT, exists
 from speculate.checkpoints.head import listed_files
 from speculate.errors import CheckpointError
 
 _logger = logging.getLogger(__name__)
 
 HEAD_PATTERN: Final = "*mtp*.safetensors"
-"""What a head's own file is called: `mtp.safetensors`, `model-mtp.safetensors`, ..."""
-
-REASON_LIMIT: Final = 300
-"""Most characters that are quoted of another library's error."""
+"""Name of a head's own file: `mtp.safetensors`, `model-mtp.safetensors`, ..."""
 
 _REASONS: Final = (
     (errors.GatedRepoError, "its owner grants access on request. Ask for it on the hub, log in"),
@@ -38,18 +35,18 @@ _REASONS: Final = (
 
 
 def download(repository: str, revision: str | None = None) -> Path:
-    """Fetch what a model and its head need, as far as it is not here yet.
+    """Download the files of a model and its head that are not in the local cache.
 
     Args:
         repository: `owner/name`.
         revision: A branch, a tag or a commit.
 
     Returns:
-        The folder. Without a connection it may lack the head's files, if everything that
-        mlx-lm needs is there.
+        The folder. Without a connection it may lack the head's files, if everything that mlx-lm
+        needs is there.
 
     Raises:
-        CheckpointError: The repository cannot be had. Says why, and what to do.
+        CheckpointError: The download failed. Says why, and what to do.
     """
     patterns = [*DEFAULT_ALLOW_PATTERNS, HEAD_PATTERN]
     try:
@@ -59,12 +56,12 @@ def download(repository: str, revision: str | None = None) -> Path:
     else:
         # An index may keep a head in a file of any name.
         if absent := [name for name in listed_files(folder) if not exists(folder / name)]:
-            _explained_fetch(repository, revision, [*patterns, *absent])
+            _fetch_or_explain(repository, revision, [*patterns, *absent])
     return folder
 
 
 def download_head(repository: str, revision: str | None = None) -> Path:
-    """Fetch as little of a repository as holds its head.
+    """Download only the files of a repository that hold its head.
 
     Args:
         repository: `owner/name`: a model that kept its head, or a head on its own.
@@ -74,21 +71,21 @@ def download_head(repository: str, revision: str | None = None) -> Path:
         The folder, which may lack most of the trunk.
 
     Raises:
-        CheckpointError: The repository cannot be had. Says why, and what to do.
+        CheckpointError: The download failed. Says why, and what to do.
     """
     described = ["config.json", f"*{INDEX_SUFFIX}"]
-    folder = _explained_fetch(repository, revision, described)
+    folder = _fetch_or_explain(repository, revision, described)
     files = listed_files(folder)
     if not files:
-        # What an index lists without a head is a trunk: gigabytes, for nothing.
+        # An index without a head lists the trunk: gigabytes, for nothing.
         files = [HEAD_PATTERN] if any(folder.glob(f"*{INDEX_SUFFIX}")) else ["*.safetensors"]
-    folder = _explained_fetch(repository, revision, [*described, *files])
+    folder = _fetch_or_explain(repository, revision, [*described, *files])
     if not folder.is_dir():
         raise CheckpointError(f"{repository}: holds neither config.json nor safetensors files")
     return folder
 
 
-def _explained_fetch(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
+def _fetch_or_explain(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
     try:
         return _fetch(repository, revision, patterns)
     except errors.LocalEntryNotFoundError as error:
@@ -105,7 +102,7 @@ def _fetch(repository: str, revision: str | None, patterns: Sequence[str]) -> Pa
 
 
 def _without_head(repository: str, revision: str | None, error: Exception) -> Path:
-    """What mlx-lm has downloaded before, where the hub cannot be reached now."""
+    """Return what mlx-lm downloaded before, if the hub cannot be reached now."""
     try:
         found = snapshot_download(
             repository,

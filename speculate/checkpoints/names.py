@@ -1,4 +1,4 @@
-"""What a head's tensors are called: on disk, where there are many ways, and in here."""
+"""Names of a head's tensors, on disk in several layouts and here in one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,22 @@ PREFIXES: Final = (
     "model.mtp.",
     "mtp.",
 )
-"""What stands before a head's names in a checkpoint that also holds a trunk."""
+"""Prefixes of a head's names in a checkpoint that also holds a trunk."""
 
 BARE_MARKS: Final = frozenset({"fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden"})
-"""Modules that together tell a drafter, whose names have no prefix."""
+"""Modules that together identify a head checkpoint, whose names have no prefix."""
 
 LAYER_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
 ATTENTION_NORMS: Final = ("self_attn.q_norm", "self_attn.k_norm")
 OUTER_NORMS: Final = ("pre_fc_norm_embedding", "pre_fc_norm_hidden")
 FINAL_NORM: Final = "norm"
 PROJECTIONS: Final = ("gate_proj", "up_proj", "down_proj")
+
+DENSE: Final = "dense"
+FUSED: Final = "fused"
+SINGLE: Final = "one by one"
+STACKED: Final = "stacked"
+"""How a layer stores its experts: `DENSE` has none."""
 
 _NUMBER = r"(?:0|[1-9]\d{0,2})"
 _PROJECTION = r"(?:gate|up|down)_proj"
@@ -44,7 +50,7 @@ _LAYER: Final = re.compile(rf"layers\.({_NUMBER})\.")
 
 
 def strip_prefix(name: str) -> tuple[str, str] | None:
-    """Split a name on disk into prefix and rest; `None` where it is not a head's."""
+    """Split a name on disk into prefix and rest; `None` if it is not a head's."""
     for prefix in PREFIXES:
         if name.startswith(prefix):
             return prefix, name[len(prefix) :]
@@ -52,17 +58,17 @@ def strip_prefix(name: str) -> tuple[str, str] | None:
 
 
 def are_bare(names: Iterable[str]) -> bool:
-    """Whether all of these names, which are one file's, are those of a head."""
+    """Return whether these names of one file are a head's, without prefix."""
     return set(names).issuperset(f"{module}.weight" for module in BARE_MARKS)
 
 
 def is_known(name: str) -> bool:
-    """Whether a name without prefix, experts stacked, is one that a head may have."""
+    """Return whether a head may have a tensor of this name, without prefix, experts stacked."""
     return bool(_NORM.fullmatch(name) or _MATRIX.fullmatch(name))
 
 
 def rank(name: str) -> int:
-    """Axes of a head's tensor, by its name without prefix, experts stacked."""
+    """Return the number of axes of a head's tensor, by its name without prefix, experts stacked."""
     stacked = 1 if ".switch_mlp." in name else 0
     if _NORM.fullmatch(name) or name.endswith(".bias"):
         return 1 + stacked
@@ -70,13 +76,13 @@ def rank(name: str) -> int:
 
 
 def count_layers(names: Iterable[str]) -> int:
-    """Layers that names without prefix speak of, counted to the highest."""
+    """Return the number of layers in names without prefix: the highest index plus one."""
     found = (_LAYER.match(name) for name in names)
     return max((int(match[1]) + 1 for match in found if match), default=0)
 
 
 def required(layers: int, expert_layers: Iterable[int]) -> list[str]:
-    """Names that a head of this many layers cannot do without, experts stacked."""
+    """Return the names that a complete head of this many layers has, experts stacked."""
     names = ["fc", *OUTER_NORMS, FINAL_NORM]
     with_experts = set(expert_layers)
     for index in range(layers):
@@ -87,7 +93,7 @@ def required(layers: int, expert_layers: Iterable[int]) -> list[str]:
 
 
 def norms(layers: int) -> list[str]:
-    """The norms among `required`."""
+    """Return the names of the norms among `required`."""
     return [name for name in required(layers, ()) if _NORM.fullmatch(name)]
 
 
@@ -99,11 +105,6 @@ def _mlp(experts: bool) -> list[str]:
     return ["mlp.gate", "mlp.shared_expert_gate", *parts]
 
 
-DENSE: Final = "dense"
-FUSED: Final = "fused"
-SINGLE: Final = "one by one"
-STACKED: Final = "stacked"
-
 _PARTS: Final = r"weight|scales|biases|global_scale"
 _MLP: Final = r"layers\.(0|[1-9]\d{0,2})\.mlp"
 _FUSED: Final = re.compile(rf"{_MLP}\.experts\.(gate_up|down)_proj(?:[._]({_PARTS}))?")
@@ -114,16 +115,16 @@ _STACKED: Final = re.compile(rf"{_MLP}\.switch_mlp\.")
 
 Weights = dict[str, mx.array]
 _Groups = dict[tuple[str, str, str], dict[int, str]]
-"""Names on disk: by layer, projection and part, then by expert."""
+"""(layer, projection, part) -> expert -> name on disk."""
 
 
 def is_expert(name: str) -> bool:
-    """Whether a name without prefix is one of an expert that is not stacked yet."""
+    """Return whether a name without prefix is one of experts that are not stacked yet."""
     return bool(_FUSED.fullmatch(name) or _SINGLE.fullmatch(name))
 
 
 def layouts(names: Mapping[str, object]) -> list[str]:
-    """How each layer keeps its experts: one of `DENSE`, `FUSED`, `SINGLE`, `STACKED`."""
+    """Return how each layer stores its experts: `DENSE`, `FUSED`, `SINGLE` or `STACKED`."""
     found = [DENSE] * count_layers(names)
     for name in names:
         for kind, pattern in ((FUSED, _FUSED), (SINGLE, _SINGLE), (STACKED, _STACKED)):
@@ -133,32 +134,32 @@ def layouts(names: Mapping[str, object]) -> list[str]:
 
 
 def is_single(name: str) -> bool:
-    """Whether a name without prefix is that of one expert alone."""
+    """Return whether a name without prefix is that of a single expert."""
     return _SINGLE.fullmatch(name) is not None
 
 
 def stack_experts(weights: Weights, done: Callable[[int], None] = lambda _: None) -> None:
-    """Bring experts to the form `mlp.switch_mlp.{gate,up,down}_proj`, `(experts, out, in)`.
+    """Stack experts as `mlp.switch_mlp.{gate,up,down}_proj`, `(experts, out, in)`, in place.
 
-    Changes `weights` itself: one expert at a time is put into its stack and let go, so that
-    those which are read only then never take memory of their own. Synchronises.
+    Experts are copied into their stack and freed one by one, so that experts read lazily never
+    need memory of their own. Synchronises.
 
     Args:
-        weights: By name without prefix.
-        done: Called with the bytes of each expert's part that is in its stack.
+        weights: Tensors by name without prefix; changed.
+        done: Called after each expert's tensor was stacked, with its size in bytes.
 
     Raises:
-        CheckpointError: An expert is missing or has another shape than the others. Names it.
+        CheckpointError: An expert is missing, or its shape differs from the others'. Names it.
     """
     split_fused(weights)
     _stack_singles(weights, done)
 
 
 def split_fused(weights: Weights) -> None:
-    """Take gate and up apart, in `weights` itself. Reads nothing.
+    """Split fused gate and up projections, in place. Reads no data.
 
     Raises:
-        CheckpointError: They cannot be two matrices for each expert.
+        CheckpointError: A tensor cannot be two matrices for each expert.
     """
     for name in list(weights):
         match = _FUSED.fullmatch(name)
@@ -197,14 +198,14 @@ def _stack_singles(weights: Weights, done: Callable[[int], None]) -> None:
         for expert in range(counts[layer]):
             part = weights.pop(by_expert[expert])
             stack[expert] = part
-            # Written in place, for nobody else holds the stack.
+            # Written in place, since nothing else references the stack.
             mx.eval(stack)
             done(part.nbytes)
         weights[f"{layer}.switch_mlp.{projection}.{part_name}"] = stack
 
 
 def _count(weights: Weights, groups: _Groups, layer: str) -> int:
-    """Experts of a layer: the rows of its router, which say it even when some are missing."""
+    """Return a layer's number of experts: its router's rows, right even if some are missing."""
     router = weights.get(f"{layer}.gate.weight")
     if router is not None and router.ndim == 2:
         return router.shape[0]

@@ -1,9 +1,9 @@
 """Whether a head's norms hold their gains, or what Hugging Face stores: the gains minus one.
 
-Nothing in a file says which. Taking one for the other never crashes and changes no output;
-it only ruins every draft. Files mix the two: a converted trunk with a raw head, or a head
-of which a tool shifted some norms and forgot others. So each group is decided on its own
-evidence, which is how large its values are. Heads that were published have these means:
+Nothing in a file says which. A wrong guess never crashes and changes no output, but ruins every
+draft. Files mix the two: a converted trunk with a raw head, or a head of which a tool shifted only
+some norms. So each group of norms is decided separately, by the size of its values. Published heads
+have these means:
 
 | norms | gains | raw |
 |---|---|---|
@@ -12,7 +12,7 @@ evidence, which is how large its values are. Heads that were published have thes
 | before `fc` | 0.3 to 0.8 | -0.7 to -0.2 |
 | final | 2.2 to 3.6 | 1.2 to 2.6 |
 
-The second row tells the two apart, the first one often, the last two hardly.
+The second row separates the two conventions, the first often, the last two rarely.
 """
 
 from __future__ import annotations
@@ -32,28 +32,32 @@ from speculate.checkpoints.names import (
 )
 
 Convention = Literal["gains", "raw"]
-"""`raw` norms are the gains minus one."""
+"""How norms are stored. `raw` norms are the gains minus one."""
 
 CONVENTIONS: Final[tuple[str, ...]] = get_args(Convention)
 
 SURE_LAYER: Final = (0.4, 0.55)
+"""Norms around attention and MLP: a mean below the first is raw, above the second gains."""
+
 SURE_ATTENTION: Final = (0.45, 1.5)
-"""Means below the first are raw, above the second gains; in between others decide."""
+"""The same for norms of queries and keys. In between, other norms decide."""
 
 SMALLEST_FINAL: Final = 0.5
+"""Final norm: a smaller mean is raw."""
+
 SMALLEST_RAW_FINAL: Final = 1.1
-"""Final norms: a smaller mean is no gain; a mean under the second is not raw."""
+"""Final norm: a smaller mean is not raw."""
 
 
 @attrs.frozen
 class NormDecision:
-    """What was decided on a group of norms.
+    """The convention found for a group of norms.
 
     Attributes:
         group: Its name, for people.
-        norms: The modules in it.
+        norms: Names of its modules.
         convention: How they are stored.
-        mean: Of all their values, as stored.
+        mean: Mean of all their values, as stored.
         reason: Why, in a few words.
     """
 
@@ -65,7 +69,7 @@ class NormDecision:
 
 
 @attrs.frozen
-class _Verdict:
+class _Decision:
     convention: Convention
     reason: str
     sure: bool = True
@@ -74,18 +78,19 @@ class _Verdict:
 def decide(
     weights: Mapping[str, mx.array], trunk_is_raw: bool | None, forced: Convention | None = None
 ) -> tuple[NormDecision, ...]:
-    """Decide on every group of a head's norms. Synchronises.
+    """Find the convention of every group of a head's norms. Synchronises.
 
     Args:
-        weights: The head's, by name without prefix; all its norms among them.
-        trunk_is_raw: What the trunk beside it says; decides only what the norms leave open.
-        forced: A convention that a person has named: then nothing is decided.
+        weights: The head's weights by name without prefix, with all its norms.
+        trunk_is_raw: Whether the trunk of the same checkpoint is raw, if known; decides only where
+            the norms do not.
+        forced: A convention set by the caller for all groups.
     """
     decisions: list[NormDecision] = []
 
-    def settle(group: str, norms: Iterable[str], verdict: _Verdict) -> None:
+    def settle(group: str, norms: Iterable[str], verdict: _Decision) -> None:
         if forced:
-            verdict = _Verdict(forced, "as asked for")
+            verdict = _Decision(forced, "as asked for")
         names = tuple(norms)
         mean = _mean(weights, names)
         decisions.append(NormDecision(group, names, verdict.convention, mean, verdict.reason))
@@ -106,7 +111,7 @@ def decide(
 
 
 def shift(weights: dict[str, mx.array], decisions: Iterable[NormDecision]) -> None:
-    """Turn raw norms into gains, in `weights` itself, as mlx-lm does for a trunk."""
+    """Turn raw norms into gains in place, as mlx-lm does for a trunk."""
     for decision in decisions:
         if decision.convention == "raw":
             for norm in decision.norms:
@@ -118,8 +123,10 @@ def _mean(weights: Mapping[str, mx.array], norms: Iterable[str]) -> float:
     return cast(float, mx.stack(means).mean().item())
 
 
-def _layer(around: float, attention: float, trunk_is_raw: bool | None) -> tuple[_Verdict, _Verdict]:
-    """Decide on a layer's own norms and its attention's, from both together."""
+def _layer(
+    around: float, attention: float, trunk_is_raw: bool | None
+) -> tuple[_Decision, _Decision]:
+    """Decide on a layer's own norms and those of its attention, from both together."""
     own, other = _by_size(around, SURE_LAYER), _by_size(attention, SURE_ATTENTION)
     known = own or other
     if known is None:
@@ -134,31 +141,31 @@ def _by_size(mean: float, sure: tuple[float, float]) -> Convention | None:
     return "gains" if mean > sure[1] else None
 
 
-def _stated(own: Convention | None, known: Convention, others: str) -> _Verdict:
+def _stated(own: Convention | None, known: Convention, others: str) -> _Decision:
     if own is not None:
-        return _Verdict(own, "by their mean")
-    return _Verdict(known, f"the mean says little; as {others}")
+        return _Decision(own, "by their mean")
+    return _Decision(known, f"the mean says little; as {others}")
 
 
-def _guess(around: float, trunk_is_raw: bool | None) -> _Verdict:
+def _guess(around: float, trunk_is_raw: bool | None) -> _Decision:
     if trunk_is_raw is None:
         nearest: Convention = "raw" if around < sum(SURE_LAYER) / 2 else "gains"
-        return _Verdict(nearest, "the means say little; this is nearer", sure=False)
+        return _Decision(nearest, "the means say little; this is nearer", sure=False)
     trunk: Convention = "raw" if trunk_is_raw else "gains"
-    return _Verdict(trunk, "the means say little; as the trunk beside it", sure=False)
+    return _Decision(trunk, "the means say little; as the trunk beside it", sure=False)
 
 
-def _outer(mean: float, layer: _Verdict) -> _Verdict:
-    # Small in either convention, so their size says nothing. Their sign does: gains that are
-    # negative on average would turn what they norm upside down.
+def _outer(mean: float, layer: _Decision) -> _Decision:
+    # Small in either convention, so only the sign decides: gains that are negative on average
+    # would flip the sign of their inputs.
     if mean < 0.0:
-        return _Verdict("raw", "negative on average, which gains never are")
-    return _Verdict(layer.convention, "small in either convention; as the layer's norms")
+        return _Decision("raw", "negative on average, which gains never are")
+    return _Decision(layer.convention, "small in either convention; as the layer's norms")
 
 
-def _final(mean: float, outer: _Verdict, trunk_is_raw: bool | None) -> _Verdict:
+def _final(mean: float, outer: _Decision, trunk_is_raw: bool | None) -> _Decision:
     if mean < SMALLEST_FINAL:
-        return _Verdict("raw", "smaller than gains of a final norm are")
+        return _Decision("raw", "smaller than gains of a final norm are")
     if mean < SMALLEST_RAW_FINAL and not trunk_is_raw:
-        return _Verdict("gains", "smaller than a raw final norm is")
-    return _Verdict(outer.convention, "large in either convention; as the norms before fc")
+        return _Decision("gains", "smaller than a raw final norm is")
+    return _Decision(outer.convention, "large in either convention; as the norms before fc")

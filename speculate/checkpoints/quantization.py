@@ -1,4 +1,4 @@
-"""Matrices of 8-bit floats with scales, as Hugging Face publishes some: made plain here."""
+"""Quantised matrices of a head: mlx's own packings, and 8-bit floats with scales."""
 
 from __future__ import annotations
 
@@ -14,23 +14,39 @@ from speculate.checkpoints.safetensors import SUPPORTED, TensorEntry
 from speculate.errors import CheckpointError
 
 SUFFIXES: Final = ("_scale_inv", "_scale")
-"""What scales are called, after their matrix. By either name they are factors of its numbers."""
+"""Suffixes of a matrix's name that name its scales. Either way scales are factors."""
 
-PARTS: Final = (".bias", "scales", "biases", "global_scale")
-"""Ends of names that are no matrix's."""
+NOT_MATRIX: Final = (".bias", "scales", "biases", "global_scale")
+"""Ends of names that are not a matrix's."""
 
 DEFAULT_BLOCK: Final = (128, 128)
+"""Rows and columns of a block, if the config does not say."""
+
 EXPONENT_BIAS: Final = 127
+"""Bias of scales that are stored as exponents."""
+
 EXPONENT_GROUP: Final = 32
-"""Columns that share a scale where scales are exponents and have rows of their own."""
+"""Columns that share a scale, for scales stored as exponents row by row."""
+
+AFFINE_BITS: Final = (1, 2, 3, 4, 5, 6, 8)
+"""Bits a weight that mlx's affine mode has."""
+
+AFFINE_GROUPS: Final = (32, 64, 128)
+"""Group sizes that it has."""
+
+MODES: Final = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
+"""(bits, group size) -> mode, for modes whose scales are bytes."""
+
+PACKED: Final = (".weight", ".scales", ".biases", ".global_scale")
+"""Ends of the names of tensors that hold a quantised matrix."""
 
 
 def matrix_of(name: str) -> str | None:
-    """The matrix that a tensor's name says it scales; `None` where the tensor is no scale."""
+    """Return the matrix that a tensor scales, by its name; `None` if it is no scale."""
     for suffix in SUFFIXES:
         matrix = name.removesuffix(suffix)
         known = matrix != name and (is_known(matrix) or is_expert(matrix))
-        if known and not matrix.endswith(PARTS):
+        if known and not matrix.endswith(NOT_MATRIX):
             return matrix
     return None
 
@@ -41,21 +57,21 @@ def unpack_scaled(
     config: Mapping[str, object],
     dtype: mx.Dtype,
 ) -> None:
-    """Multiply out every matrix of 8-bit floats. Synchronises.
+    """Multiply every matrix of 8-bit floats with its scales, in place. Synchronises.
 
-    But for single experts, which are multiplied out when they are stacked.
+    Single experts are left lazy: they are computed when they are stacked.
 
     Args:
-        weights: By name; changed itself, so that what is packed can be freed. `x.weight`
+        weights: Tensors by name; changed, so that packed ones can be freed. `x.weight`
             `(..., rows, columns)` as `uint8` goes with `x.weight_scale_inv` or
             `x.weight_scale`: one number, one for each row, each group of a row's columns or
             each block.
-        tensors: The same on disk.
-        config: Tells the size of a block.
-        dtype: Of the result.
+        tensors: The same tensors on disk.
+        config: The checkpoint's config, with the size of a block.
+        dtype: Dtype of the result.
 
     Raises:
-        CheckpointError: Scales without a matrix, or of a shape or a type that does not fit it.
+        CheckpointError: Scales have no matrix, or a shape or dtype that does not fit it.
     """
     block = _block(config)
     for name in [name for name in weights if matrix_of(name)]:
@@ -83,7 +99,7 @@ def _block(config: Mapping[str, object]) -> tuple[int, int]:
 
 
 def _grid(weight: mx.array, scales: mx.array, block: tuple[int, int]) -> mx.array | None:
-    """Scales as `(..., row blocks, column blocks)`; `None` where they do not fit the matrix."""
+    """Return scales as `(..., row blocks, column blocks)`; `None` if they do not fit."""
     lead, (rows, columns) = weight.shape[:-2], weight.shape[-2:]
     if scales.size == 1:
         return mx.broadcast_to(scales.reshape(1, 1), (*lead, 1, 1))
@@ -105,7 +121,7 @@ def _blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
 
 
 def _plain(scales: mx.array) -> mx.array:
-    """Scales are floats, or bytes that hold the exponent of a power of two."""
+    """Return scales as floats. Bytes hold the exponent of a power of two."""
     numbers = scales.astype(mx.float32)
     return mx.power(2.0, numbers - EXPONENT_BIAS) if scales.dtype == mx.uint8 else numbers
 
@@ -114,7 +130,7 @@ def _multiply(
     weight: mx.array, scales: mx.array, dtype: mx.Dtype, block: tuple[int, int]
 ) -> mx.array:
     if weight.ndim > 2:
-        # One expert after the other, so that little is in float32 at a time.
+        # One expert after another, to limit the memory in float32.
         pairs = zip(weight, scales, strict=True)
         parts = [_multiply(expert, factors, dtype, block) for expert, factors in pairs]
         for part in parts:
@@ -131,21 +147,15 @@ def _multiply(
     return (mx.from_fp8(weight, mx.float32) * factors).astype(dtype)
 
 
-AFFINE_BITS: Final = (1, 2, 3, 4, 5, 6, 8)
-AFFINE_GROUPS: Final = (32, 64, 128)
-MODES: Final = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
-"""Modes whose scales are bytes: each has one width and one group."""
-
-
 @attrs.frozen
 class Quantization:
-    """How a matrix is packed, in mlx's terms.
+    """How a matrix is quantised, in mlx's terms.
 
     Attributes:
         bits: Bits a weight.
         group_size: Weights that share a scale.
         mode: `affine`, `mxfp4`, `mxfp8` or `nvfp4`.
-        global_scale: Whether one more scale goes with each expert (`nvfp4` only).
+        global_scale: Whether each expert has one more scale (`nvfp4` only).
     """
 
     bits: int
@@ -155,36 +165,36 @@ class Quantization:
 
 
 def stored_as(tensors: Mapping[str, TensorEntry], name: str) -> str:
-    """What there is of a matrix on disk, for errors: each name with its type and shape."""
+    """Return how a matrix is stored, for errors: each tensor with its dtype and shape."""
     module = name.removesuffix(".weight")
     own = [n for n in tensors if n == module or n.startswith((f"{module}.", f"{module}_"))]
     return ", ".join(f"{n} is {tensors[n].dtype} {tensors[n].shape}" for n in own)
 
 
 def quantizations(weights: Mapping[str, mx.array]) -> dict[str, Quantization]:
-    """Tell the packing of every matrix that has scales.
+    """Infer the quantisation of every matrix that has scales from shapes and dtypes.
 
     Args:
         weights: A whole head, by name without prefix, experts stacked.
 
     Returns:
-        By module. What is not in it is not quantised.
+        Module -> quantisation. Other modules are not quantised.
 
     Raises:
-        CheckpointError: A matrix is packed in a way that mlx does not have.
+        CheckpointError: A matrix has a quantisation that mlx does not have.
     """
     modules = [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]
     return {module: _quantization(weights, module) for module in modules}
 
 
 def input_width(weights: Mapping[str, mx.array], module: str) -> int:
-    """Columns of a matrix before it was packed, told by those that feed it."""
+    """Return the columns of a matrix before quantisation, from the matrices that feed it."""
     width = weights["pre_fc_norm_hidden.weight"].shape[0]
     owner, _, name = module.rpartition(".")
     if name == "fc":
         return 2 * width
     if name == "o_proj":
-        # Queries come with a gate of the same width, which is multiplied on.
+        # q_proj makes the queries and a gate of the same width.
         return weights[f"{owner}.q_proj.weight"].shape[0] // 2
     if name == "down_proj":
         return weights[f"{owner}.gate_proj.weight"].shape[-2]
@@ -218,18 +228,14 @@ def _quantization(weights: Mapping[str, mx.array], module: str) -> Quantization:
     return Quantization(bits, group, mode, f"{module}.global_scale" in weights)
 
 
-PACKED: Final = (".weight", ".scales", ".biases", ".global_scale")
-"""Endings of the tensors that hold a quantised matrix."""
-
-
 def dequantize(
     weights: Mapping[str, mx.array], packings: Mapping[str, Quantization]
 ) -> dict[str, mx.array]:
-    """The tensors with every quantised matrix in plain float32.
+    """Return the tensors with every quantised matrix dequantised to float32.
 
     Args:
-        weights: By name.
-        packings: How each quantised matrix is packed, by module.
+        weights: Tensors by name.
+        packings: Module -> quantisation.
     """
     plain = {
         name: array

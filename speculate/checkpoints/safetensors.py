@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read by hand: it may come from a stranger, and lie."""
+"""Safetensors files, whose headers are untrusted and therefore read and checked by hand."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ HEADER_LIMIT: Final = 8 * 2**20
 """Longest header that is read, in bytes: over 50,000 tensors in one file."""
 
 RANK_LIMIT: Final = 16
+"""Most axes of a tensor."""
+
 DIMENSION_LIMIT: Final = 2**48
+"""Largest dimension of a tensor."""
+
 JSON_PARTS_LIMIT: Final = 2**20
-"""Most keys, lists and objects in a JSON text; 262,144 tokens with their merges are 0.9 million."""
+"""Most keys, lists and objects in a JSON file; 262,144 tokens with their merges are 0.9 million."""
 
 NAME_LIMIT: Final = 200
-"""Most characters that are quoted of a name."""
+"""Most characters of a name that are quoted."""
 
 _BITS: Final = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
@@ -40,19 +44,28 @@ SUPPORTED: Final = (
     "32-bit words with .scales; and 8-bit floats (F8_E4M3) with factors in weight_scale_inv or "
     "weight_scale: one for the matrix, each row, each group of a row's columns, or each block"
 )
-"""What a packing may be, for errors."""
+"""Supported packings, for errors."""
+
+LOADABLE: Final = frozenset(
+    {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
+    | {"F16", "BF16", "F32", "F8_E4M3", "F8_E8M0"}
+)
+"""Dtypes that mlx can load. It returns 8-bit floats as `uint8`."""
+
+Pairs = Sequence[tuple[str, object]]
+"""The keys and values of a JSON object, as written."""
 
 
 @attrs.frozen
 class TensorEntry:
-    """Where a tensor lies.
+    """A tensor's entry in a header.
 
     Attributes:
-        name: As on disk.
-        dtype: As on disk: `BF16`, `U32`, ...
+        name: Name on disk.
+        dtype: Dtype on disk: `BF16`, `U32`, ...
         shape: Its dimensions.
-        begin: First byte, counted from the end of the header.
-        end: The byte after its last.
+        begin: Offset of its first byte from the end of the header.
+        end: Offset after its last byte.
         path: The file.
     """
 
@@ -66,12 +79,12 @@ class TensorEntry:
 
 @attrs.frozen
 class Header:
-    """What a file says of itself, checked against the size that it really has.
+    """A file's header, checked against the size of the file.
 
     Attributes:
         path: The file.
-        length: Bytes of the header itself, without the eight that tell this length.
-        tensors: In the order of their bytes.
+        length: Size of the header in bytes, without the eight bytes that store it.
+        tensors: Entries in the order of their offsets.
     """
 
     path: Path
@@ -83,8 +96,8 @@ def read_header(path: Path) -> Header:
     """Read a file's header, and none of its tensors.
 
     Raises:
-        CheckpointError: The file is not a safetensors file, or its header does not fit
-            the bytes that are there. Names the file and the reason.
+        CheckpointError: The file is not a safetensors file, or its header does not fit its
+            size. Names the file and the reason.
     """
     size = file_size(path)
     try:
@@ -102,10 +115,10 @@ def read_header(path: Path) -> Header:
 
 
 def file_size(path: Path) -> int:
-    """Bytes of a regular file.
+    """Return the size of a regular file, in bytes.
 
     Raises:
-        CheckpointError: There is none at `path`: nothing, a loop of links, a device.
+        CheckpointError: `path` is no regular file: missing, a loop of links, a device.
     """
     try:
         found = path.stat()
@@ -116,15 +129,11 @@ def file_size(path: Path) -> int:
     return found.st_size
 
 
-Pairs = Sequence[tuple[str, object]]
-"""The keys and values of an object of JSON, as they are written."""
-
-
 def unique(pairs: Pairs) -> dict[str, object]:
-    """An object whose keys are all different.
+    """Return a JSON object whose keys are all different.
 
     Raises:
-        ValueError: One appears twice.
+        ValueError: A key appears twice.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -134,22 +143,22 @@ def unique(pairs: Pairs) -> dict[str, object]:
 
 
 def repeated(pairs: Pairs) -> list[str]:
-    """Keys that appear more than once."""
+    """Return the keys that appear more than once."""
     return [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
 
 
 def parse_json(
     path: Path, raw: bytes, make: Callable[[Pairs], dict[str, object]]
 ) -> dict[str, object]:
-    """Parse an object.
+    """Parse a JSON object.
 
     Args:
-        path: Where it is from, for errors.
-        raw: Its text.
-        make: Makes each object, this one and those in it, of its keys and values.
+        path: Its file, for errors.
+        raw: Its text, UTF-8.
+        make: Makes each object, nested ones included, from its keys and values.
 
     Raises:
-        CheckpointError: `raw` is not such an object, or one of far too many parts.
+        CheckpointError: `raw` is no JSON object, or has more than `JSON_PARTS_LIMIT` parts.
     """
     # Counted first: parsed, each part takes up to a hundred times its bytes.
     if sum(map(raw.count, (b":", b"[", b"{"))) > JSON_PARTS_LIMIT:
@@ -183,7 +192,7 @@ def _entry(path: Path, name: str, value: object) -> TensorEntry:
     found = value if isinstance(value, dict) else {}
     dtype, shape, span = found.get("dtype"), _sizes(found, "shape"), _sizes(found, "data_offsets")
     if not isinstance(dtype, str) or shape is None or span is None or len(span) != 2:
-        raise CheckpointError(f"{path}: tensor {name!r} is not described as safetensors asks")
+        raise CheckpointError(f"{path}: tensor {name!r} is not described as safetensors requires")
     if len(shape) > RANK_LIMIT or any(side > DIMENSION_LIMIT for side in shape):
         raise CheckpointError(f"{path}: tensor {name!r} has an impossible shape")
     return TensorEntry(name, dtype, shape, span[0], span[1], path)
@@ -197,7 +206,7 @@ def _sizes(described: Mapping[str, object], key: str) -> tuple[int, ...] | None:
 
 
 def _check_layout(path: Path, tensors: Sequence[TensorEntry], size: int) -> None:
-    """Bytes must be described exactly once, as the format demands."""
+    """Check that tensors cover every byte exactly once, as the format requires."""
     position = 0
     for tensor in tensors:
         if tensor.begin != position or tensor.end < tensor.begin:
@@ -218,25 +227,18 @@ def _check_layout(path: Path, tensors: Sequence[TensorEntry], size: int) -> None
         )
 
 
-LOADABLE: Final = frozenset(
-    {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
-    | {"F16", "BF16", "F32", "F8_E4M3", "F8_E8M0"}
-)
-"""What mlx can load. It gives 8-bit floats as `uint8`."""
-
-
 def read_tensors(
     entries: Mapping[str, TensorEntry], done: Callable[[int], None] = lambda _: None
 ) -> dict[str, mx.array]:
-    """Read tensors into memory.
+    """Read tensors into memory. Synchronises.
 
     Args:
-        entries: What to read, by the name that it is returned under.
-        done: Called with the bytes of each tensor that has been read.
+        entries: Name in the result -> entry.
+        done: Called after each tensor was read, with its size in bytes.
 
     Raises:
-        CheckpointError: A file changed since its header was read, or holds a kind of
-            number that mlx does not have.
+        CheckpointError: A file changed since its header was read, or a dtype is one that mlx
+            does not have.
     """
     check_memory(entries)
     arrays = open_tensors(entries)
@@ -250,10 +252,10 @@ def read_tensors(
 
 
 def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
-    """Tensors whose bytes are read when they are needed: shapes and types are known already.
+    """Return lazy tensors: shapes and dtypes are known, data is read when it is first used.
 
     Args:
-        entries: By the name that they are returned under.
+        entries: Name in the result -> entry.
 
     Raises:
         CheckpointError: See `read_tensors`.
@@ -271,7 +273,7 @@ def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
 
 
 def check_memory(entries: Mapping[str, TensorEntry]) -> None:
-    """Do not begin what cannot end well: a sparse file may truly be as long as it claims.
+    """Refuse tensors larger than the machine's memory: a sparse file can be as long as it claims.
 
     Raises:
         CheckpointError: The tensors take more memory than this machine has.
@@ -291,7 +293,7 @@ def _open_file(path: Path, wanted: Sequence[TensorEntry]) -> dict[str, mx.array]
     if not set(wanted) <= set(read_header(path).tensors):
         raise CheckpointError(f"{path}: changed while it was read")
     try:
-        # Nothing but the header is read here.
+        # Reads only the header.
         every = cast(dict[str, mx.array], mx.load(str(path), format="safetensors"))
         return {entry.name: every[entry.name] for entry in wanted}
     except (OSError, RuntimeError, ValueError) as error:

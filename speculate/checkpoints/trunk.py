@@ -1,4 +1,4 @@
-"""Loading the trunk of a checkpoint that kept its head."""
+"""Loading the trunk of a checkpoint that also holds a head."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx_lm import utils
 from mlx_lm.models import qwen3_next
-from mlx_lm.utils import dequantize_model, load_model
+from mlx_lm.utils import load_model
 from typing_extensions import override
 
 from speculate.checkpoints.folder import read_json
@@ -18,10 +19,10 @@ from speculate.protocols import StockModel
 
 
 class _Next(qwen3_next.Model):
-    """Qwen3-Next while it is loaded: what is not the trunk's is dropped first.
+    """Qwen3-Next while it is loaded: the head's tensors are dropped first.
 
-    Stock's own `sanitize` does so for a raw checkpoint only. Where the experts are stacked
-    already it returns early, and strict loading then stumbles over the head.
+    mlx-lm's own `sanitize` does so for a raw checkpoint only. If the experts are stacked already
+    it returns early, and strict loading then fails on the head's tensors.
     """
 
     @override
@@ -38,20 +39,20 @@ def load_trunk(
     model_config: dict[str, object] | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[StockModel, dict[str, object]]:
-    """Load a model as mlx-lm's `load_model` does, also from folders that this refuses.
+    """Load a model as mlx-lm's `load_model` does, also from folders with a head that it refuses.
 
     Args:
         folder: The checkpoint.
-        lazy: Leave reading the weights for when they are needed.
+        lazy: Read the weights when they are first used.
         model_config: Entries that replace those of `config.json`.
-        trust_remote_code: Let the checkpoint bring Python code of its own.
+        trust_remote_code: Run Python code that the checkpoint contains.
 
     Returns:
         The model, of mlx-lm's own class, and its config.
 
     Raises:
         CheckpointError: There is no readable `config.json`.
-        Exception: Whatever mlx-lm raises for a checkpoint that it cannot load.
+        Exception: What mlx-lm raises for a checkpoint that it cannot load.
     """
     load = partial(
         load_model,
@@ -64,15 +65,15 @@ def load_trunk(
         return cast(tuple[StockModel, dict[str, object]], load())
     model, config = load(get_model_classes=lambda config: (_Next, qwen3_next.ModelArgs))
     if type(model) is _Next:
-        # Loaded, it is a stock model like any other.
+        # Once loaded, it is a stock model like any other.
         object.__setattr__(model, "__class__", qwen3_next.Model)
     return cast(StockModel, model), config
 
 
-def unpack_model(stock: StockModel) -> None:
-    """Replace every quantised layer of a model, in place, by a plain one in float32."""
+def dequantize_model(stock: StockModel) -> None:
+    """Replace every quantised layer of a model, in place, by an unquantised one in float32."""
     module = cast(Module, stock)
     module.set_dtype(mx.float32)
-    dequantize_model(module)
-    # Scales that are bytes unpack to half precision.
+    utils.dequantize_model(module)
+    # Scales stored as bytes dequantise to half precision.
     module.set_dtype(mx.float32)

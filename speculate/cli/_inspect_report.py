@@ -18,8 +18,8 @@ from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_pr
 from mlx_lm.utils import _get_classes
 
 from speculate.backends.adopt import adopt
-from speculate.checkpoints.folder import check_layers, read_json, section, setting, survey
-from speculate.checkpoints.head import HeadSummary, find_head, peek_head
+from speculate.checkpoints.folder import check_layers, read_json, scan_folder, section, setting
+from speculate.checkpoints.head import HeadSummary, find_head, summarize_head
 from speculate.checkpoints.names import DENSE, strip_prefix
 from speculate.checkpoints.quantization import Quantization
 from speculate.cli._console import printable
@@ -139,7 +139,7 @@ def inspect(path: Path, head_path: Path | Literal[False] | None = None) -> Check
     Raises:
         CheckpointError: A file is damaged or missing.
     """
-    found = survey(path)
+    found = scan_folder(path)
     config, name = found.config, found.config.get("model_type")
     trunk = [t for t in found.tensors.values() if strip_prefix(t.name) is None]
     made, prefix, head, why = None, None, None, None
@@ -148,7 +148,7 @@ def inspect(path: Path, head_path: Path | Literal[False] | None = None) -> Check
     else:
         try:
             files = find_head(head_path or path)
-            prefix, head = files.prefix, peek_head(files)
+            prefix, head = files.prefix, summarize_head(files)
         except HeadNotFoundError as error:
             why = str(error)
     if prefix == "":
@@ -382,8 +382,8 @@ def _head(prefix: str, head: HeadSummary) -> Iterator[Row]:
     parts += [f"{count} matrices {dtype}" for dtype, count in head.plain.items()]
     parts += [f"{head.blocks} matrices of scaled 8-bit floats"] if head.blocks else []
     yield "", "; ".join(parts)
-    if head.leftovers:
-        yield "", f"unknown tensors, not loaded: {', '.join(head.leftovers)}"
+    if head.unknown_tensors:
+        yield "", f"unknown tensors, not loaded: {', '.join(head.unknown_tensors)}"
     for place, norm in enumerate(head.norms):
         stored = "gains" if norm.convention == "gains" else "raw (gains minus one)"
         text = f"{norm.group}: {stored}; mean {norm.mean:.3g}: {norm.reason}"

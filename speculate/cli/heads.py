@@ -139,9 +139,9 @@ def run_extract(args: argparse.Namespace) -> int:
         check_apart,
         check_free,
         copy_tokenizer,
-        drafter_config,
+        head_config,
         new_folder,
-        write_drafter,
+        write_head_checkpoint,
     )
     from speculate.checkpoints.folder import wrap_errors
 
@@ -156,10 +156,10 @@ def run_extract(args: argparse.Namespace) -> int:
         progress_bars() as shown,
     ):
         head = _read_head(files, args.quantize, shown)
-        config = drafter_config(files, head)
+        config = head_config(files, head)
         writing = shown.add("Writing", 1)
         copy_tokenizer(files.folder, folder)
-        write_drafter(folder, head, config)
+        write_head_checkpoint(folder, head, config)
         writing.advance()
     print(f"{target}: {_head_summary(head)}")
     return 0

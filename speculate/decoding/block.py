@@ -9,6 +9,7 @@ from typing import cast, final
 import attrs
 import mlx.core as mx
 
+from speculate._mx import log_softmax, to_ints
 from speculate.protocols import Commit, Decision, Draft, Forward, Plan, Verdict
 
 
@@ -99,11 +100,6 @@ class Block:
         return tokens
 
 
-def to_ints(tokens: mx.array) -> list[int]:
-    """Copy ids `(n,)` to the host. Synchronises unless they were read before."""
-    return cast("list[int]", tokens.tolist())
-
-
 @final
 class LazyLogprobs:
     """Log-probabilities of one token, computed on first read.
@@ -127,8 +123,7 @@ class LazyLogprobs:
         held = self._held
         if isinstance(held, tuple):
             logits, row = held
-            own = logits[row].astype(mx.float32)
-            held = own - mx.logsumexp(own, axis=-1, keepdims=True)
+            held = log_softmax(logits[row])
             mx.async_eval(held)  # Until evaluated, the graph keeps the logits alive.
             self._held = held
         return held

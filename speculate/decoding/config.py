@@ -8,7 +8,7 @@ from typing import Final, final
 import attrs
 import mlx.core as mx
 
-from speculate.decoding.block import to_ints
+from speculate._mx import to_ints
 from speculate.decoding.proposers import ProposerPool
 from speculate.errors import OptionError, PromptError
 from speculate.protocols import Observer, Sampler, SpeculativeModel, Strategy

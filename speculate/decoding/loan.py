@@ -113,10 +113,10 @@ class Borrowed:
     def _drop_replay(self) -> None:
         """Drop tokens that wait for replay, since mlx-lm's caches cannot hold any."""
         group = group_of(self._adopted)
-        to_replay = None if group is None else group.owed()
+        to_replay = None if group is None else group.to_replay()
         if group is not None and to_replay is not None:
             self.lost = to_replay.shape[1]
-            group.take_owed()
+            group.take_replay()
 
 
 @final

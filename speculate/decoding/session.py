@@ -55,9 +55,9 @@ class CachedSequence:
 def _knows_length(cache: object) -> bool:
     """Whether a cache records how many tokens it was fed."""
     # Imports mlx-lm, which a caller with its caches has loaded already.
-    from speculate.backends.adopt import tells_length
+    from speculate.backends.adopt import knows_length
 
-    return tells_length(cache)
+    return knows_length(cache)
 
 
 @final

@@ -8,6 +8,7 @@ from typing import final
 import attrs
 import mlx.core as mx
 
+from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup, group_of
 from speculate.decoding.block import Block
 from speculate.decoding.config import DecoderConfig, KVQuantization
@@ -194,12 +195,12 @@ class TargetRunner:
 
     def stop(self) -> None:
         """Roll back what was not kept, and stop recording."""
-        self._group.restore()
+        self._group.rewind()
         self._group.stop()
 
     def restore(self) -> None:
         """Roll back what was not kept."""
-        self._group.restore()
+        self._group.rewind()
 
     def forward(self, last_token: mx.array, draft: Draft, plan: Plan) -> Block:
         """Feed the last token `(1,)` and a draft after it, and verify the draft."""
@@ -227,7 +228,7 @@ class TargetRunner:
     def submit(self, last_token: mx.array, plan: Plan) -> Block:
         """Feed the last token `(1,)` alone, possibly unread, and start the device on it."""
         block = self.forward(last_token, self._nothing, plan)
-        mx.async_eval(block.results(), self._arrays())
+        mx.async_eval(block.results(), arrays_of(self._caches))
         return block
 
     def feed(self, ids: Sequence[int]) -> Commit:
@@ -240,22 +241,22 @@ class TargetRunner:
     def dry_run(self, ids: Sequence[int]) -> None:
         """Feed tokens, wait for the most likely next ones, and roll back."""
         out = self._config.model.forward(mx.array([list(ids)], dtype=mx.uint32), self._caches)
-        mx.eval(mx.argmax(out.logits[0], axis=-1), self._arrays())
-        self._group.restore()
+        mx.eval(mx.argmax(out.logits[0], axis=-1), arrays_of(self._caches))
+        self._group.rewind()
 
     def fed(self) -> int:
         """Return the committed tokens fed since creation, including those to replay."""
-        to_replay = self._group.owed()
+        to_replay = self._group.to_replay()
         length = max(cache.length() for cache in self._caches)
         return length - self._start + (0 if to_replay is None else to_replay.shape[1])
 
     def evaluate(self, block: Block) -> None:
         """Wait for a block: the round's one synchronisation."""
-        mx.eval(block.results(), self._arrays())
+        mx.eval(block.results(), arrays_of(self._caches))
 
     def replay(self) -> None:
         """Feed committed tokens again that caches had to drop with a partly rejected block."""
-        to_replay = self._group.take_owed()
+        to_replay = self._group.take_replay()
         if to_replay is not None:
             self._config.model.forward(to_replay, self._caches)
             self._group.apply_keep(to_replay.shape[1], self._group.plan_keep(to_replay.shape[1]))
@@ -284,6 +285,3 @@ class TargetRunner:
     def room_for_drafts(self) -> int | None:
         """Return the most drafts of the next block; `None` without a limit."""
         return self._quantizer.room_for_drafts()
-
-    def _arrays(self) -> list[mx.array]:
-        return [array for cache in self._caches for array in cache.arrays()]

@@ -113,7 +113,7 @@ def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
         with _adopted(caches) as adopted, _recorded(adopted) as group:
             yield group
         return
-    group.refuse_a_second_window()
+    group.require_no_window()
     try:
         try:
             group.start()
@@ -127,7 +127,7 @@ def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
 
 def _leave(group: CacheGroup) -> None:
     try:
-        group.restore()
+        group.rewind()
     except Exception:
         group.stop()
         raise

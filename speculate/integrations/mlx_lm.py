@@ -136,7 +136,7 @@ def draft_cache_loan(
         with mx.stream(stream):
             group = group_of(loan.caches)
             if group is not None:
-                group.restore()
+                group.rewind()
                 group.stop()
             loan.give_back()
         both[:] = [*(parts.target or ()), *loan.list]

@@ -1,1 +1,12 @@
-"""One model family a file: how it is driven. What families share stands beside them."""
+"""Adapters: one model family a file.
+
+| file | drives |
+|---|---|
+| `adapter` | llama, Qwen2, Qwen3, LFM2 (`DenseAdapter`), and the base of every adapter |
+| `gpt_oss` | gpt-oss: sliding windows, experts |
+| `qwen3_5` | Qwen3.5: Gated DeltaNet, dense or with experts |
+| `qwen3_next` | Qwen3-Next: Gated DeltaNet with fused projections, experts |
+
+`registry` maps an architecture to its adapter. `hybrid` and `gated_delta` are shared by the two
+Qwen families, `mtp` is their multi-token-prediction head, `stock` describes mlx-lm's own classes.
+"""

@@ -1,4 +1,4 @@
-"""What all adapters share: one forward is all or nothing, and owed tokens go first."""
+"""The base of all adapters, and the adapter of families without special layers."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Final, cast, final, get_args
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
-from typing_extensions import Protocol, override
+from typing_extensions import override
 
+from speculate._mx import fingerprint
 from speculate.backends.adopt import adopt
 from speculate.backends.group import group_of
 from speculate.errors import OptionError, UnsupportedModelError
-from speculate.models.fingerprint import fingerprint
-from speculate.models.output import Embedding, Linear, project
+from speculate.models.stock import DenseModel, Embedding, Linear
 from speculate.protocols import Forward, MTPHead, Recurrence, Rollbackable, StockModel
 from speculate.validation import validated_choice
 
 SINKS: Final = 4
-"""Rows that `max_kv_size` never drops, as in mlx-lm."""
+"""First rows of the sequence that `max_kv_size` never drops, as in mlx-lm."""
 
 
 class StockAdapter(ABC):
-    """Drives a model of mlx-lm without changing it. Families say how in `_walk`.
+    """Drives a model of mlx-lm without changing it. Families implement `forward_stock`.
 
     Args:
         stock: The model, as mlx-lm made it.
         head: A multi-token-prediction head that fits it.
-        eos_token_ids: Ids that end a text.
+        eos_token_ids: Ids that end a sequence.
         vocabulary: Token strings and their ids, to compare with a draft model's.
-        recurrence: How recurrent layers run a block and are taken back; `None` for what
-            costs least on the default device. Families without such layers have no use for it.
+        recurrence: How recurrent layers run a block and are rolled back; `None` for the cheapest
+            way on the default device. Families without recurrent layers ignore it.
     """
 
     def __init__(
@@ -53,8 +53,19 @@ class StockAdapter(ABC):
         self._cache_count: int | None = None
 
     @abstractmethod
-    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
-        """One forward over `tokens` `(1, T)`, bit-equal to the stock model's."""
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+        """Run the stock modules over `tokens`, with the stock model's result bit for bit.
+
+        The hook for adapter authors. `forward` calls it with checked arguments, undoes it if it
+        raises, and puts tokens to replay first.
+
+        Args:
+            tokens: `(1, T)` ids.
+            cache: One entry a layer, advanced by `T` tokens.
+
+        Returns:
+            Logits `(1, T, vocabulary)`, and the trunk's output after its final norm.
+        """
 
     @property
     @abstractmethod
@@ -68,7 +79,7 @@ class StockAdapter(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """See `Fingerprinted`."""
+        """A hash of the shapes and formats of the weights; see `Fingerprinted`."""
         return fingerprint(self._stock)
 
     @property
@@ -83,39 +94,46 @@ class StockAdapter(ABC):
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end a text."""
+        """Ids that end a sequence."""
         return self._eos
 
     @property
     def vocabulary(self) -> Mapping[str, int] | None:
-        """Token strings and their ids, where a tokenizer is known."""
+        """Token strings and their ids; `None` if no tokenizer is known."""
         return self._vocabulary
 
     @property
     def recurrence(self) -> Recurrence | None:
-        """How recurrent layers run a block, where that was chosen."""
+        """How recurrent layers run a block; `None` if it was not chosen."""
         return self._recurrence
 
     def make_cache(
         self, max_kv_size: int | None = None, *, position: int = 0
     ) -> list[Rollbackable]:
-        """A fresh cache, one entry a layer; see `SpeculativeModel.make_cache`."""
+        """Return a fresh cache, one entry a layer; see `SpeculativeModel.make_cache`.
+
+        Raises:
+            OptionError: `max_kv_size` is not above 4.
+        """
         if max_kv_size is not None and max_kv_size <= SINKS:
             raise OptionError(f"max_kv_size must be over {SINKS}, got {max_kv_size}")
         return adopt(make_prompt_cache(cast(Module, self._stock), max_kv_size), position=position)
 
     def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
-        """Move a stock cache's content; see `SpeculativeModel.adopt`."""
+        """Move a stock cache's content into rewindable caches; see `SpeculativeModel.adopt`."""
         return adopt(cache)
 
     def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
-        """Feed `tokens` `(1, T)`.
+        """Feed `tokens` to all layers; to none of them if it raises.
 
-        If it raises, no layer has consumed anything of them.
+        Tokens to replay are fed first, and their rows are left out of the result.
 
         Args:
-            tokens: `(1, T)` ids.
+            tokens: `(1, T)` ids, `T >= 1`.
             cache: From `make_cache`, or mlx-lm's own.
+
+        Returns:
+            Logits `(1, T, vocabulary)` and hidden states `(1, T, width)`.
 
         Raises:
             OptionError: `tokens` is not one sequence of at least one token, or `cache` has
@@ -128,13 +146,13 @@ class StockAdapter(ABC):
         self._check_count(cache)
         group = group_of(cache)
         if group is None:
-            return self._walk(tokens, cache)
-        if group.owes_much():
-            # Paid off as a block of its own, or every rejection would lengthen the next one.
-            with group.paying() as owed:
-                self._walk(owed, cache)
+            return self.forward_stock(tokens, cache)
+        if group.replay_is_long():
+            # As a block of its own, or every rejection would lengthen the next one.
+            with group.replaying() as replay:
+                self.forward_stock(replay, cache)
         with group.block(tokens) as fed:
-            out = self._walk(fed, cache)
+            out = self.forward_stock(fed, cache)
         extra = fed.shape[1] - tokens.shape[1]
         return Forward(out.logits[:, extra:], out.hidden[:, extra:]) if extra else out
 
@@ -148,12 +166,12 @@ class StockAdapter(ABC):
             )
 
     def __call__(self, inputs: mx.array, cache: Sequence[object] | None = None) -> mx.array:
-        """Logits `(1, T, vocabulary)`, so that loops written for mlx-lm can drive this."""
+        """Return logits `(1, T, vocabulary)`, so that loops written for mlx-lm can call this."""
         return self.forward(inputs, self.make_cache() if cache is None else cache).logits
 
 
 def refuse_pipeline(stages: int) -> None:
-    """Raise where a model is split over processes layer by layer.
+    """Refuse a model that is split over processes layer by layer.
 
     Raises:
         UnsupportedModelError: `stages` is more than 1.
@@ -165,34 +183,37 @@ def refuse_pipeline(stages: int) -> None:
         )
 
 
-class Trunk(Protocol):
-    """The part of a stock model that ends with the final norm."""
+def project(owner: object, embedding: Embedding, hidden: mx.array) -> mx.array:
+    """Return the logits of post-norm hidden states, from the output matrix or the tied embedding.
 
-    embed_tokens: Embedding
+    Args:
+        owner: The stock module that holds `lm_head`, if the model has one. Its presence decides,
+            not what the config says about tied embeddings.
+        embedding: Used as the output matrix where there is no `lm_head`.
+        hidden: `(1, T, width)`.
 
-    def __call__(self, inputs: mx.array, cache: Sequence[object], /) -> mx.array: ...
-
-
-class TrunkAndHead(Protocol):
-    """A stock model whose logits are its trunk's output times one matrix."""
-
-    model: Trunk
-    lm_head: Linear
+    Returns:
+        `(1, T, vocabulary)`.
+    """
+    # A module of mlx is a dict of its parameters and submodules.
+    modules = cast(Mapping[str, Linear], owner)
+    head = modules.get("lm_head")
+    return embedding.as_linear(hidden) if head is None else head(hidden)
 
 
 @final
 class DenseAdapter(StockAdapter):
     """Drives llama, Qwen2, Qwen3, gpt-oss and LFM2.
 
-    What each layer's cache is like does not matter here: full attention, sliding windows
-    and recurrent states all work, the latter by whole blocks. A family whose stock forward
-    does more than this one, as scaling its logits, needs an adapter of its own: named for
-    such a family, this one is refused when it is made.
+    The kinds of caches do not matter here: full attention, sliding windows and recurrent states
+    all work, the latter rolled back by whole blocks. A family whose stock forward does more than
+    this one, as scaling its logits, needs an adapter of its own: this one is refused at
+    construction for such a family.
     """
 
     @property
-    def _model(self) -> TrunkAndHead:
-        return cast(TrunkAndHead, self._stock)
+    def _model(self) -> DenseModel:
+        return cast(DenseModel, self._stock)
 
     @property
     @override
@@ -200,6 +221,6 @@ class DenseAdapter(StockAdapter):
         return self._model.model.embed_tokens.weight.shape[0]
 
     @override
-    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         hidden = self._model.model(tokens, cache)
         return Forward(project(self._stock, self._model.model.embed_tokens, hidden), hidden)

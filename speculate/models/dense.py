@@ -1,3 +1,3 @@
-"""The path under which other packages name `DenseAdapter`; the class is in `adapter`."""
+"""Stable path of `DenseAdapter`, for entry points of other packages; the class is in `adapter`."""
 
 from speculate.models.adapter import DenseAdapter as DenseAdapter

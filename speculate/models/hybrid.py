@@ -1,55 +1,29 @@
-"""The walk over a trunk that mixes Gated DeltaNet layers and full attention."""
+"""The forward of a trunk that mixes Gated DeltaNet layers and full attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import cast
 
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask
-from typing_extensions import Protocol
 
-from speculate.models.gated_delta import StateSlots
-from speculate.models.output import Embedding, Linear
+from speculate.models.stock import DeltaT, HybridTrunk, StateSlots
 
 
-class Attention(Protocol):
-    """A stock attention layer."""
-
-    def __call__(self, x: mx.array, mask: mx.array | str | None, cache: object, /) -> mx.array: ...
-
-
-DeltaT = TypeVar("DeltaT")
-
-
-class HybridLayer(Protocol[DeltaT]):
-    """A stock decoder layer: `linear_attn` or `self_attn`, then an MLP."""
-
-    is_linear: bool
-    linear_attn: DeltaT
-    self_attn: Attention
-    input_layernorm: Linear
-    post_attention_layernorm: Linear
-    mlp: Linear
-
-
-class HybridTrunk(Protocol[DeltaT]):
-    """A stock trunk of such layers."""
-
-    embed_tokens: Embedding
-    layers: Sequence[HybridLayer[DeltaT]]
-    norm: Linear
-    fa_idx: int
-    pipeline_size: int
-
-
-def walk(
+def forward_hybrid(
     trunk: HybridTrunk[DeltaT],
     tokens: mx.array,
     cache: Sequence[object],
     delta: Callable[[DeltaT, mx.array, StateSlots], mx.array],
 ) -> mx.array:
-    """Run all layers, the recurrent ones through `delta`.
+    """Run all layers of a trunk.
+
+    Args:
+        trunk: The stock trunk.
+        tokens: `(1, T)` ids.
+        cache: One entry a layer.
+        delta: Runs a recurrent layer over `(1, T, width)`, in place of the stock layer's own call.
 
     Returns:
         `(1, T, width)`, after the final norm.

@@ -1,4 +1,4 @@
-"""The modules of a head: its own weights, in mlx-lm's own layers."""
+"""Multi-token-prediction heads: their modules, their fit to a trunk, and the head that drafts."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ from mlx_lm.models import qwen3_5, qwen3_next
 from mlx_lm.models.base import create_attention_mask, gather_last_axis
 from typing_extensions import Protocol
 
+from speculate._mx import fingerprint
 from speculate.backends.group import group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.errors import HeadMismatchError, OptionError, UnsupportedModelError
-from speculate.models.fingerprint import fingerprint
-from speculate.models.output import Embedding, project
+from speculate.models.adapter import project
+from speculate.models.stock import DecoderLayer, HeadTarget, LayerArgs, ShardedTarget
 from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
 from speculate.validation import validated_choice
 
+Feed = Literal["post_norm", "pre_norm"]
+"""What a chain feeds to its next step: the head's output after its final norm, or before it."""
 
-class DecoderLayer(Protocol):
-    """A stock decoder layer with full attention."""
+FEEDS: Final[tuple[str, ...]] = get_args(Feed)
 
-    def __call__(self, x: mx.array, /, mask: mx.array | str | None, cache: object) -> mx.array: ...
+MakeLayer = Callable[[LayerArgs, int], DecoderLayer]
+"""A stock layer class: arguments, and the layer's index, which decides its kind of attention."""
+
+PACKED_PARTS: Final = ("scales", "biases", "global_scale")
+"""Names of the tensors that go with a quantised matrix."""
 
 
 class HeadModule(Protocol):
-    """A head's own modules."""
+    """The modules that are a head's own."""
 
     @property
     def layers(self) -> Sequence[object]:
@@ -47,13 +53,13 @@ class HeadModule(Protocol):
 
 @final
 class MTPModule(Module):
-    """`fc` over two normed inputs, decoder layers, a final norm.
+    """A head: `fc` over two normed inputs, decoder layers, a final norm.
 
-    Its parameters are called as on disk, without the prefix.
+    Its parameters have the names on disk, without the prefix.
 
     Args:
-        width: Of the trunk.
-        eps: Of all norms.
+        width: Width of the trunk's hidden state.
+        eps: Epsilon of all norms.
         layers: Stock decoder layers.
     """
 
@@ -68,11 +74,11 @@ class MTPModule(Module):
     def __call__(
         self, embedded: mx.array, hidden: mx.array, cache: Sequence[object]
     ) -> tuple[mx.array, mx.array]:
-        """One pass over `T` rows.
+        """Run the head over `T` rows.
 
         Args:
-            embedded: `(1, T, width)`, the tokens.
-            hidden: `(1, T, width)`, of the tokens one place before.
+            embedded: `(1, T, width)`, embeddings of the tokens.
+            hidden: `(1, T, width)`, hidden states of the tokens one position before.
             cache: One entry a layer; advanced by `T` rows.
 
         Returns:
@@ -86,54 +92,15 @@ class MTPModule(Module):
         return x, cast(mx.array, self.norm(x))
 
 
-class LayerArgs(Protocol):
-    """A family's arguments, as far as they shape a decoder layer."""
-
-    hidden_size: int
-    intermediate_size: int
-    rms_norm_eps: float
-    num_experts: int
-    full_attention_interval: int
-    decoder_sparse_step: int
-    mlp_only_layers: list[int]
-
-
-class Norm(Protocol):
-    """A stock norm."""
-
-    weight: mx.array
-
-
-class Body(Protocol):
-    """The stock module under the output matrix."""
-
-    embed_tokens: Embedding
-    norm: Norm
-
-
-class Text(Protocol):
-    """The stock module that holds the output matrix, if there is one of its own."""
-
-    args: LayerArgs
-    model: Body
-
-
-class ShardedText(Protocol):
-    """One whose output matrix may be split over processes."""
-
-    sharding_group: mx.distributed.Group | None
-
-
-MakeLayer = Callable[[LayerArgs, int], DecoderLayer]
-"""A stock layer class: arguments, and the layer's index, which decides its attention."""
-
-
 @final
-class Trunk:
-    """A stock model of a family that has heads. Holds no array of its own.
+class TrunkBinding:
+    """The parts of a stock model that its head shares. Holds no array of its own.
 
-    Everything is looked up when it is used: whatever matrix the target multiplies with at
-    that moment, tied or not, in whatever packing, the head does too.
+    Modules are looked up at every use, so the head always embeds and projects with the target's
+    present matrices, tied or not, however they are quantised.
+
+    Args:
+        stock: The target, as mlx-lm made it.
 
     Raises:
         UnsupportedModelError: No head is known for this family.
@@ -141,10 +108,10 @@ class Trunk:
 
     def __init__(self, stock: StockModel) -> None:
         known: object = stock.language_model if isinstance(stock, qwen3_5.Model) else stock
-        self._sharded: ShardedText | None = None
+        self._sharded: ShardedTarget | None = None
         if isinstance(known, qwen3_5.TextModel):
             self._make_layer = cast(MakeLayer, qwen3_5.DecoderLayer)
-            self._sharded = cast(ShardedText, known)
+            self._sharded = cast(ShardedTarget, known)
         elif isinstance(known, qwen3_next.Model):
             self._make_layer = cast(MakeLayer, qwen3_next.Qwen3NextDecoderLayer)
         else:
@@ -152,7 +119,7 @@ class Trunk:
                 f"no multi-token-prediction head is known for {type(stock).__module__}; there "
                 "are heads for qwen3_5, qwen3_5_moe and qwen3_next"
             )
-        self._text = cast(Text, known)
+        self._text = cast(HeadTarget, known)
 
     @property
     def args(self) -> LayerArgs:
@@ -160,28 +127,28 @@ class Trunk:
         return self._text.args
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Embeddings `(1, T, width)` of tokens `(1, T)`."""
+        """Return embeddings `(1, T, width)` of tokens `(1, T)`."""
         return self._text.model.embed_tokens(tokens)
 
     def project(self, hidden: mx.array) -> mx.array:
-        """Logits `(1, T, vocabulary)` of post-norm hidden states `(1, T, width)`."""
+        """Return logits `(1, T, vocabulary)` of post-norm hidden states `(1, T, width)`."""
         logits = project(self._text, self._text.model.embed_tokens, hidden)
         group = self._sharded.sharding_group if self._sharded else None
         if group is None or "lm_head" not in cast(dict[str, object], self._text):
             return logits
-        # Each process holds some rows of the matrix.
+        # Each process holds a part of the matrix's rows.
         return gather_last_axis(logits, group)
 
     def dtype(self) -> mx.Dtype:
-        """What hidden states come in."""
+        """Return the dtype of hidden states."""
         return self._text.model.norm.weight.dtype
 
     def layer(self, experts: bool, intermediate: int | None) -> DecoderLayer:
-        """A decoder layer as the trunk's, with full attention and no weights worth anything.
+        """Make a decoder layer like the trunk's, with full attention and placeholder weights.
 
         Args:
             experts: Whether its MLP is a mixture of experts.
-            intermediate: Width of a dense MLP, where the trunk has none to go by.
+            intermediate: Width of a dense MLP; read only if the trunk itself has experts.
         """
         args = copy.copy(self.args)
         args.full_attention_interval = 1
@@ -193,44 +160,38 @@ class Trunk:
         return self._make_layer(args, 0)
 
 
-Feed = Literal["post_norm", "pre_norm"]
-"""What a chain hands on to its next step: the head's output after its final norm, or before."""
-
-FEEDS: Final[tuple[str, ...]] = get_args(Feed)
-
-
 def build_head(stock: StockModel, tensors: HeadWeights, *, feed: Feed = "post_norm") -> MTPHead:
-    """Make a head that drafts for a model of mlx-lm. Leaves the model as it is. Synchronises.
+    """Make a head that drafts for a model of mlx-lm. The model is unchanged. Synchronises.
 
     Args:
-        stock: The trunk, as mlx-lm made it.
-        tensors: The head's, from `speculate.checkpoints.read_head`.
+        stock: The target, as mlx-lm made it.
+        tensors: The head's tensors, from `speculate.checkpoints.read_head`.
         feed: What `step` returns as `hidden`. Published heads are trained on the default.
 
     Raises:
         UnsupportedModelError: No head is known for the model's family.
         HeadMismatchError: The tensors do not fit the model. Names the tensor, its shape
             and the shape that was expected.
-        OptionError: `feed` is not one of those there are.
+        OptionError: `feed` is not one of `FEEDS`.
     """
-    trunk = Trunk(stock)
+    trunk = TrunkBinding(stock)
     return QwenMTPHead(trunk, build_module(trunk, tensors), feed)
 
 
 @final
 class QwenMTPHead:
-    """Guesses with one decoder layer (or a few) on top of the trunk's last hidden state.
+    """Drafts with one decoder layer, or a few, on top of the trunk's last hidden state.
 
-    Embeds and projects with the trunk's own modules, so that its logits come from exactly
-    the matrix that the target uses.
+    It embeds and projects with the trunk's own modules, so that its logits come from the matrix
+    that the target uses.
 
     Args:
-        trunk: The model that it drafts for.
-        module: Its own weights.
+        trunk: The parts of the target that it shares.
+        module: Its own modules.
         feed: See `build_head`.
     """
 
-    def __init__(self, trunk: Trunk, module: HeadModule, feed: Feed = "post_norm") -> None:
+    def __init__(self, trunk: TrunkBinding, module: HeadModule, feed: Feed = "post_norm") -> None:
         validated_choice("feed", feed, FEEDS)
         self._trunk = trunk
         self._module = module
@@ -238,7 +199,7 @@ class QwenMTPHead:
 
     @property
     def fingerprint(self) -> str:
-        """See `Fingerprinted`."""
+        """A hash of the shapes and formats of its weights; see `Fingerprinted`."""
         return fingerprint(self._module)
 
     def make_cache(self, position: int = 0) -> list[Rollbackable]:
@@ -246,7 +207,7 @@ class QwenMTPHead:
         return join(layers)
 
     def step(self, hidden: mx.array, tokens: mx.array, cache: list[Rollbackable], /) -> Forward:
-        """One pass; see `MTPHead.step`. If it raises, `cache` is as before.
+        """Run the head once; see `MTPHead.step`. If it raises, `cache` is unchanged.
 
         Raises:
             OptionError: The arrays are not one row of `hidden` for each token.
@@ -264,7 +225,7 @@ class QwenMTPHead:
             with group.block(tokens) as fed:
                 return self._pass(hidden, fed, cache)
         except BaseException:
-            _take_back(cache, before)
+            _trim_to(cache, before)
             raise
 
     def _pass(self, hidden: mx.array, tokens: mx.array, cache: Sequence[object]) -> Forward:
@@ -273,17 +234,14 @@ class QwenMTPHead:
         return Forward(logits, normed if self._feed == "post_norm" else raw)
 
 
-def _take_back(cache: Sequence[Rollbackable], before: Sequence[int]) -> None:
+def _trim_to(cache: Sequence[Rollbackable], before: Sequence[int]) -> None:
     for layer, length in zip(cache, before, strict=True):
         if layer.length() > length:
             layer.trim(layer.length() - length)
 
 
-PACKED_PARTS = ("scales", "biases", "global_scale")
-
-
 class Packing(Protocol):
-    """How a matrix is quantised, in mlx's terms."""
+    """How a matrix is quantised, in mlx's terms: `checkpoints.Quantization`, for instance."""
 
     @property
     def bits(self) -> int: ...
@@ -296,7 +254,7 @@ class Packing(Protocol):
 
 
 class HeadWeights(Protocol):
-    """A head's tensors, by name without prefix: norms hold gains, experts are stacked."""
+    """A head's tensors by name without prefix. Norms hold gains, experts are stacked."""
 
     @property
     def weights(self) -> Mapping[str, mx.array]: ...
@@ -304,23 +262,23 @@ class HeadWeights(Protocol):
     def quantization(self) -> Mapping[str, Packing]: ...
 
 
-def build_module(trunk: Trunk, head: HeadWeights) -> HeadModule:
-    """Make a head's modules.
+def build_module(trunk: TrunkBinding, head: HeadWeights) -> HeadModule:
+    """Make a head's modules, with its weights.
 
     Raises:
-        HeadMismatchError: A tensor does not fit the trunk, is missing, or has no place.
-            Names it, its shape and the shape that was expected.
+        HeadMismatchError: A tensor does not fit the trunk, is missing, or is unknown. Names it,
+            its shape and the shape that was expected.
     """
     with _keeping_random_state():
         module = _blank(trunk, head.weights)
         check_shapes(dict(_parameters(module)), head)
-        _pack(module, head.quantization)
+        _quantize(module, head.quantization)
     _fill(module, _in_dtype(head.weights, trunk.dtype()))
     return module
 
 
 def check_shapes(blank: Mapping[str, mx.array], head: HeadWeights) -> None:
-    """Compare a head's tensors with the parameters of a blank one, unquantised.
+    """Compare a head's tensors with the unquantised parameters of a blank module.
 
     Raises:
         HeadMismatchError: See `build_module`.
@@ -348,7 +306,7 @@ def _expected(name: str, like: mx.array, head: HeadWeights) -> tuple[int, ...]:
     return (*like.shape[:-1], like.shape[-1] * packing.bits // 32)
 
 
-def _blank(trunk: Trunk, weights: Mapping[str, mx.array]) -> MTPModule:
+def _blank(trunk: TrunkBinding, weights: Mapping[str, mx.array]) -> MTPModule:
     indices = {int(name.split(".")[1]) for name in weights if name.startswith("layers.")}
     layers = []
     for index in range(len(indices)):
@@ -359,8 +317,8 @@ def _blank(trunk: Trunk, weights: Mapping[str, mx.array]) -> MTPModule:
     return MTPModule(trunk.args.hidden_size, trunk.args.rms_norm_eps, layers)
 
 
-def _pack(module: MTPModule, quantization: Mapping[str, Packing]) -> None:
-    """Swap in quantised modules. What they hold is never computed."""
+def _quantize(module: MTPModule, quantization: Mapping[str, Packing]) -> None:
+    """Replace modules by quantised ones. Their placeholder weights are never computed."""
 
     def choice(path: str, _: Module) -> dict[str, object] | bool:
         packing = quantization.get(path)
@@ -379,7 +337,7 @@ def _fill(module: Module, weights: Mapping[str, mx.array]) -> None:
 
 
 def _in_dtype(weights: Mapping[str, mx.array], dtype: mx.Dtype) -> dict[str, mx.array]:
-    """The trunk's numbers throughout: one float32 norm would make all that follows float32."""
+    """Cast floats to the trunk's dtype: one float32 norm would make all later results float32."""
 
     def convert(name: str, array: mx.array) -> mx.array:
         keep = name.endswith(".global_scale") or not mx.issubdtype(array.dtype, mx.floating)
@@ -394,7 +352,7 @@ def _parameters(module: Module) -> list[tuple[str, mx.array]]:
 
 @contextmanager
 def _keeping_random_state() -> Iterator[None]:
-    """Stock layers draw their first weights, and a program's own draws must not change."""
+    """Keep the random state: stock layers draw initial weights, and must not change later draws."""
     before = mx.array(_random_state())
     try:
         yield
@@ -403,5 +361,5 @@ def _keeping_random_state() -> Iterator[None]:
 
 
 def _random_state() -> mx.array:
-    """The key of this thread's generator, which draws replace and a write changes."""
+    """Return the key of this thread's generator, which can be written to."""
     return cast(Sequence[mx.array], mx.random.state)[0]

@@ -1,4 +1,8 @@
-"""Qwen3-Next: Gated DeltaNet with fused projections, full attention, experts."""
+"""Qwen3-Next: Gated DeltaNet with fused projections, full attention, experts.
+
+As Qwen3.5, but a recurrent layer has two input matrices whose columns are interleaved by key head.
+Checkpoints store a multi-token-prediction head under `mtp.*`.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +11,13 @@ from functools import partial
 from typing import cast, final
 
 import mlx.core as mx
-from typing_extensions import Protocol, override
+from typing_extensions import override
 
-from speculate.models.adapter import StockAdapter, refuse_pipeline
-from speculate.models.gated_delta import GatedDeltaLayer, Projected, StateSlots, gated_delta
-from speculate.models.hybrid import HybridTrunk, walk
-from speculate.models.output import Linear, project
+from speculate.models.adapter import StockAdapter, project, refuse_pipeline
+from speculate.models.gated_delta import Projections, gated_delta
+from speculate.models.hybrid import forward_hybrid
+from speculate.models.stock import FusedProjections, Qwen3NextModel, StateSlots
 from speculate.protocols import Forward, Recurrence
-
-
-class FusedProjections(GatedDeltaLayer, Protocol):
-    """Qwen3-Next's layer: two matrices, whose columns are interleaved by key head."""
-
-    in_proj_qkvz: Linear
-    in_proj_ba: Linear
-
-    def fix_query_key_value_ordering(
-        self, qkvz: mx.array, ba: mx.array, /
-    ) -> tuple[mx.array, mx.array, mx.array, mx.array, mx.array, mx.array]:
-        """Queries, keys, values, gate, write strength and decay, by head."""
-
-
-class TextModel(Protocol):
-    """mlx-lm's model class."""
-
-    model: HybridTrunk[FusedProjections]
 
 
 def delta_layer(
@@ -40,13 +26,13 @@ def delta_layer(
     cache: StateSlots,
     recurrence: Recurrence | None = None,
 ) -> mx.array:
-    """One recurrent layer over `x` `(1, T, width)`."""
+    """Run one recurrent layer over `x` `(1, T, width)`; the result has the same shape."""
     q, k, v, z, b, a = layer.fix_query_key_value_ordering(
         layer.in_proj_qkvz(x), layer.in_proj_ba(x)
     )
     flat = [part.reshape(1, x.shape[1], -1) for part in (q, k, v)]
-    projected = Projected(qkv=mx.concatenate(flat, axis=-1), z=z, a=a, b=b)
-    return gated_delta(layer, projected, cache, recurrence)
+    projections = Projections(qkv=mx.concatenate(flat, axis=-1), z=z, a=a, b=b)
+    return gated_delta(layer, projections, cache, recurrence)
 
 
 @final
@@ -54,8 +40,8 @@ class Qwen3NextAdapter(StockAdapter):
     """Drives `qwen3_next`."""
 
     @property
-    def _text(self) -> TextModel:
-        return cast(TextModel, self._stock)
+    def _text(self) -> Qwen3NextModel:
+        return cast(Qwen3NextModel, self._stock)
 
     @property
     @override
@@ -63,9 +49,9 @@ class Qwen3NextAdapter(StockAdapter):
         return self._text.model.embed_tokens.weight.shape[0]
 
     @override
-    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         trunk = self._text.model
         refuse_pipeline(trunk.pipeline_size)
         delta = partial(delta_layer, recurrence=self.recurrence)
-        hidden = walk(trunk, tokens, cache, delta)
+        hidden = forward_hybrid(trunk, tokens, cache, delta)
         return Forward(project(self._stock, trunk.embed_tokens, hidden), hidden)

@@ -1,4 +1,4 @@
-"""Which adapter drives which model: the table of this package, and what others name."""
+"""Architecture -> adapter: a table, and the entry points of other packages."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing_extensions import Protocol
 
 from speculate.errors import UnsupportedModelError
 from speculate.models.adapter import DenseAdapter, StockAdapter
+from speculate.models.gpt_oss import GptOssAdapter
 from speculate.models.qwen3_5 import Qwen35Adapter
 from speculate.models.qwen3_next import Qwen3NextAdapter
 from speculate.protocols import MTPHead, Recurrence, SpeculativeModel, StockModel
 
 ENTRY_POINTS: Final = "speculate.models"
-"""Group of entry points of other packages: an architecture of mlx-lm -> what drives it."""
+"""Entry-point group of other packages: architecture of mlx-lm -> adapter factory."""
 
 
 class AdapterFactory(Protocol):
-    """What drives a model: a class, or a function that makes an adapter."""
+    """An adapter class, or a function that makes an adapter."""
 
     def __call__(
         self,
@@ -35,7 +36,7 @@ class AdapterFactory(Protocol):
 
 
 BUILT_IN: Final[Mapping[str, AdapterFactory]] = {
-    "gpt_oss": DenseAdapter,
+    "gpt_oss": GptOssAdapter,
     "lfm2": DenseAdapter,
     "llama": DenseAdapter,
     "qwen2": DenseAdapter,
@@ -45,18 +46,19 @@ BUILT_IN: Final[Mapping[str, AdapterFactory]] = {
     "qwen3_5_moe": Qwen35Adapter,
     "qwen3_next": Qwen3NextAdapter,
 }
-"""Modules of mlx-lm, and what drives their models. The tests hold each to the stock model."""
+"""Module of mlx-lm -> adapter of its models. The tests compare each with the stock model."""
 
 STOCK_MODULES: Final = "mlx_lm.models"
+"""Package whose modules define mlx-lm's architectures."""
 
 
 def supported() -> list[str]:
-    """The architectures that have an adapter, by name."""
+    """Return the names of the architectures that have an adapter."""
     return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=ENTRY_POINTS))})
 
 
 def adapter_for(stock: StockModel) -> AdapterFactory:
-    """Find what drives a model.
+    """Find the adapter of a model.
 
     A model's architecture is the name of the module that defines its class: the name
     that mlx-lm looks up for a config's `model_type`.
@@ -70,7 +72,7 @@ def adapter_for(stock: StockModel) -> AdapterFactory:
 
 
 def factory_for(model_class: type[object]) -> AdapterFactory:
-    """The same, by a model's class. An entry point of another package goes before the table.
+    """Find the adapter of a model's class. Entry points take precedence over the table.
 
     Raises:
         UnsupportedModelError: No adapter is registered for it, or more than one.
@@ -99,7 +101,7 @@ def factory_for(model_class: type[object]) -> AdapterFactory:
 
 
 def is_built_in(factory: AdapterFactory, model_class: type[object]) -> bool:
-    """Whether this is what the table has for a class of mlx-lm's own."""
+    """Return whether `factory` is the table's for a class that mlx-lm itself defines."""
     package, _, architecture = model_class.__module__.rpartition(".")
     return package == STOCK_MODULES and factory is BUILT_IN.get(architecture)
 

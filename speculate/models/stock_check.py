@@ -1,4 +1,4 @@
-"""Whether an adapter computes what mlx-lm's own model computes: asked when it is made."""
+"""A check that an adapter computes what mlx-lm's own model computes, run when it is made."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from speculate.errors import SpeculateError, UnsupportedModelError
 from speculate.protocols import SpeculativeModel, StockModel
 
 CHUNKS: Final = (5, 1)
-"""Tokens of each forward: a block, and a step that reads what the block left in the caches."""
+"""Tokens of each forward: a block, then a step that reads the caches after the block."""
 
 ULPS: Final = 2.0
-"""Units in the last place that two logits, each rounded once more or less, can be apart."""
+"""Largest difference, in units in the last place, of two logits one rounding apart."""
 
 MARGIN: Final = 2.0
-"""How many times what mlx-lm's own logits differ by, fed in blocks and at once, is rounding."""
+"""Allowed difference as a multiple of mlx-lm's own, between blocks and one single forward."""
 
 DIGITS: Final = {mx.float64: 52, mx.float32: 23, mx.float16: 10, mx.bfloat16: 7}
-"""Bits of a number after the first one."""
+"""Explicit mantissa bits of each dtype."""
 
 
 def check_against_stock(adapter: SpeculativeModel, stock: StockModel) -> None:
     """Compare an adapter's logits with the stock model's over a few tokens. Synchronises.
 
     Both are fed the same chunks into fresh caches, which are released. On the CPU every bit
-    must be equal; elsewhere the two may differ by rounding.
+    must be equal; elsewhere the logits may differ by rounding.
 
     Args:
-        adapter: What drives the model.
-        stock: The model that it drives, as mlx-lm calls it.
+        adapter: The adapter.
+        stock: The model that it drives.
 
     Raises:
         UnsupportedModelError: The logits differ, or one of the two raised. Names the adapter
-            and what differs.
+            and the difference.
         CannotRewindError: No backend can rewind one of the model's caches.
     """
     name, family = _name(adapter), type(stock).__module__
@@ -88,12 +88,12 @@ def _remedy(family: str) -> str:
 
 
 def _width(stock: StockModel) -> int:
-    """Columns of the stock model's logits: their shape alone, which is known uncomputed."""
+    """Return the columns of the stock model's logits, without computing them."""
     return stock(mx.array([[0]]), cache=_stock_cache(stock)).shape[-1]
 
 
 def _tokens(width: int) -> list[int]:
-    """Ids from all over the vocabulary: the first ones are special, and often untrained."""
+    """Return ids spread over the vocabulary: the first ones are special, and often untrained."""
     count = sum(CHUNKS)
     return [width * (place + 1) // (count + 2) for place in range(count)]
 
@@ -119,7 +119,7 @@ def _blocks(tokens: Sequence[int], chunks: Sequence[int]) -> list[mx.array]:
 
 
 def _allowed(stock: StockModel, tokens: Sequence[int], expected: mx.array) -> float:
-    """What rounding can explain; nothing on the CPU, where all of this is the same arithmetic."""
+    """Return the largest difference that rounding explains: 0 on the CPU."""
     if mx.default_device().type == mx.cpu:
         return 0.0
     whole = _stock_logits(stock, tokens, [len(tokens)])
@@ -130,7 +130,7 @@ def _allowed(stock: StockModel, tokens: Sequence[int], expected: mx.array) -> fl
 
 
 def _difference(found: mx.array, expected: mx.array) -> tuple[float, str]:
-    """The largest difference of two logits, and in words."""
+    """Return the largest difference of two logits, and a description."""
     one, other = found.astype(mx.float32), expected.astype(mx.float32)
     same = (one == other) | (mx.isnan(one) & mx.isnan(other))
     sizes = mx.where(same, 0.0, mx.abs(one - other))

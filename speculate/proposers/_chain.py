@@ -7,7 +7,8 @@ from typing import Final, final
 
 import mlx.core as mx
 
-from speculate.protocols import Choice, Choose, Draft
+from speculate._mx import arrays_of
+from speculate.protocols import Choice, Choose, Draft, Rollbackable
 
 PROMPT_TOKENS: Final = 64
 """A commit of at least this many tokens is part of a prompt, and is fed at once."""
@@ -76,7 +77,7 @@ def draft_chain(
     limit: int,
     choose: Choose,
     step: Callable[[mx.array, int], mx.array],
-    arrays: Callable[[], Sequence[mx.array]],
+    cache: Sequence[Rollbackable],
 ) -> Draft:
     """Draft `limit` tokens, each from the logits after the previous one.
 
@@ -86,13 +87,13 @@ def draft_chain(
         choose: Chooses a token from a row of logits.
         step: Feeds the tokens of step number `index`, and returns logits `(1, vocabulary)` of
             the next token.
-        arrays: Returns the arrays of the caches, to be evaluated with the last step.
+        cache: Caches that the steps feed. Their arrays are evaluated with the last step.
     """
     chain: list[Choice] = []
     while len(chain) < limit:
         chain.append(choose(step(tokens, len(chain)), len(chain)))
         tokens = chain[-1].token
         # The device starts this step while the host builds the next one.
-        mx.async_eval(tokens, arrays() if len(chain) == limit else [])
+        mx.async_eval(tokens, arrays_of(cache) if len(chain) == limit else [])
     drafts = mx.concatenate([choice.token for choice in chain])
     return Draft(drafts, [choice.law for choice in chain])

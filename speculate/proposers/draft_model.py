@@ -7,6 +7,7 @@ from typing import Final, cast, final
 
 import mlx.core as mx
 
+from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import CannotRewindError, OptionError, SpeculateError, VocabularyMismatchError
 from speculate.proposers._chain import Backlog, draft_chain
@@ -201,18 +202,18 @@ class DraftModel:
             self._in_flight = index + 1
             return out.logits[:, -1, :columns]
 
-        return draft_chain(self._backlog.before(newest), limit, choose, step, self._arrays)
+        return draft_chain(self._backlog.before(newest), limit, choose, step, self._cache)
 
     def settle(self) -> None:
         self._restore_prefill = []
-        self._group.restore()
+        self._group.rewind()
         self._in_flight = 0
         if self._caller_cache is not None:
             self._flush()
-            replay = self._group.take_owed()
+            replay = self._group.take_replay()
             if replay is not None:
                 self._draft.forward(replay, self._cache)
-        mx.eval(self._arrays())
+        mx.eval(arrays_of(self._cache))
 
     def _use(self, cache: list[Rollbackable]) -> None:
         """Work on these caches from now on, and record what is fed to them."""
@@ -261,7 +262,7 @@ class DraftModel:
                 raise
             finally:
                 self._group.start()
-            mx.async_eval(self._arrays())
+            mx.async_eval(arrays_of(self._cache))
 
     def _held(self) -> int:
         """Tokens in the cache."""
@@ -272,6 +273,3 @@ class DraftModel:
 
     def _target_columns(self) -> int:
         return (self._draft if self._target is None else self._target).vocab_size
-
-    def _arrays(self) -> list[mx.array]:
-        return [array for cache in self._cache for array in cache.arrays()]

@@ -6,6 +6,7 @@ from typing import final
 
 import mlx.core as mx
 
+from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import HeadNotFoundError, SpeculateError
 from speculate.proposers._chain import Backlog, draft_chain
@@ -109,12 +110,12 @@ class MTPChain:
             hidden = out.hidden[:, -1:]
             return out.logits[:, -1]
 
-        return draft_chain(self._backlog.before(newest), limit, choose, step, self._arrays)
+        return draft_chain(self._backlog.before(newest), limit, choose, step, self._cache)
 
     def settle(self) -> None:
-        self._group.restore()
+        self._group.rewind()
         self._true_rows = 0
-        mx.eval(self._arrays(), [commit.hidden for commit in self._commits])
+        mx.eval(arrays_of(self._cache), [commit.hidden for commit in self._commits])
 
     def _end_draft(self) -> None:
         """Keep the rows with the target's hidden states, and roll back those of the chain."""
@@ -126,11 +127,11 @@ class MTPChain:
         """Feed every row whose token is known. The last hidden state has no token yet."""
         hidden = self._hidden()
         self._step(hidden[:, :-1], self._backlog.tokens())
-        self._group.mark()
+        self._group.checkpoint()
         last = mx.array([self._commits[-1].ids[-1]], dtype=mx.uint32)
         state = mx.contiguous(hidden[:, -1:])
         self._commits, self._backlog = [Commit(last, state)], Backlog()
-        mx.async_eval(self._arrays(), state)
+        mx.async_eval(arrays_of(self._cache), state)
 
     def _hidden(self) -> mx.array:
         """Hidden states that are not fed yet, `(1, n, width)`."""
@@ -141,9 +142,6 @@ class MTPChain:
     def _step(self, hidden: mx.array, tokens: mx.array) -> Forward:
         with self._group.block(tokens[None]) as fed:
             return self._attached_head().step(hidden, fed, self._cache)
-
-    def _arrays(self) -> list[mx.array]:
-        return [array for cache in self._cache for array in cache.arrays()]
 
     def _attached_head(self) -> MTPHead:
         if self._head is None:

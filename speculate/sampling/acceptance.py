@@ -10,8 +10,9 @@ import attrs
 import mlx.core as mx
 from typing_extensions import Protocol
 
+from speculate._mx import log_softmax
 from speculate.protocols import Choice, Draft
-from speculate.sampling.filters import Distribution, log_softmax
+from speculate.sampling.filters import Distribution
 from speculate.sampling.noise import gumbel, key, uniform
 
 TOKEN_STREAM: Final = 1

@@ -9,6 +9,7 @@ from typing import Final, final
 import attrs
 import mlx.core as mx
 
+from speculate._mx import log_softmax
 from speculate.sampling.noise import key, uniform
 from speculate.sampling.options import Sampling
 
@@ -83,12 +84,6 @@ def _nth_largest(values: mx.array, n: int) -> mx.array:
 
 def _below(logprobs: mx.array, threshold: mx.array) -> mx.array:
     return mx.where(logprobs < threshold, -mx.inf, logprobs)
-
-
-def log_softmax(logits: mx.array) -> mx.array:
-    """Log-probabilities along the last axis, in float32."""
-    logits = logits.astype(mx.float32)
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 @final

@@ -1,4 +1,4 @@
-"""Models of which one part can be told to fail: a layer object is wrapped, no class is."""
+"""Models with a part that can be made to fail: a layer object is wrapped, no class is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.backends.driving import (
 
 
 class PartFailedError(Exception):
-    """Raised by a part that was told to fail."""
+    """Raised by a part that was made to fail."""
 
 
 class Fuse(nn.Module):

@@ -119,7 +119,7 @@ def refused(call: Callable[..., object], *args: object) -> bool:
     return False
 
 
-def take_back(caches: Caches, n: int) -> None:
+def trim_all(caches: Caches, n: int) -> None:
     """Take `n` tokens back as loops for mlx-lm do, and insist on all of them."""
     taken: object = trim_prompt_cache(list(caches), n)
     assert taken == n, f"took {taken} tokens back, not {n}"
@@ -144,7 +144,7 @@ def holding(caches: Sequence[object]) -> Holding:
 
 
 def length(layer: object) -> int | None:
-    """Tokens in a cache; `None` for a state of mlx-lm's, which cannot tell."""
+    """Tokens in a cache; `None` for a state of mlx-lm's, which does not count them."""
     if isinstance(layer, Rollbackable):
         return layer.length()
     if isinstance(layer, CacheList):
@@ -171,9 +171,9 @@ def contents(layer: object) -> list[Entry]:
 
 
 def _window(layer: RotatingKVCache) -> list[Entry]:
-    """The sinks and the newest rows, as many as a step may see."""
+    """The sinks and the last rows, as many as a step may see."""
     if isinstance(layer, RewindableRotatingKVCache):
-        return [*(layer.newest(min(layer.rows(), layer.max_size)) or (None, None))]
+        return [*(layer.window(min(layer.rows(), layer.max_size)) or (None, None))]
     buffers = (layer.keys, layer.values)
     return [None if buffer is None else _newest_of(layer, buffer) for buffer in buffers]
 
@@ -189,8 +189,8 @@ def _newest_of(layer: RotatingKVCache, buffer: mx.array) -> mx.array:
 def differences(one: Holding, another: Holding) -> list[str]:
     """Where two holdings differ at all; empty if they are equal bit for bit."""
     found = []
-    told = zip(one.lengths, another.lengths, strict=True)
-    if any(None not in pair and pair[0] != pair[1] for pair in told):
+    pairs = zip(one.lengths, another.lengths, strict=True)
+    if any(None not in pair and pair[0] != pair[1] for pair in pairs):
         found.append(f"lengths {one.lengths} and {another.lengths}")
     elif _all_equal(one, another):
         return []

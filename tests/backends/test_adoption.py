@@ -42,7 +42,7 @@ from tests.backends.driving import (
     model,
     speculate_all,
     stock,
-    take_back,
+    trim_all,
 )
 
 
@@ -118,7 +118,7 @@ def test_hand_back_after_trimming(family: str) -> None:
         adopted = cold(model(family), ids(length))[1]
         speculate_all(adopted)
         feed(model(family), adopted, ids(6, seed=3))
-        take_back(adopted, 4)
+        trim_all(adopted, 4)
         fresh = cold(model(family), [*ids(length), *ids(6, seed=3)[:2]])[1]
         back = [layer.hand_back() for layer in adopted]
         assert_same(holding(back), holding(fresh), f"{length} tokens")
@@ -207,7 +207,7 @@ CacheT = TypeVar("CacheT", KVCache, RotatingKVCache)
 
 
 class OddCache(KVCache):
-    """A cache of somebody's own, derived from one that we know."""
+    """A third-party subclass of a known cache."""
 
 
 def filled(cache: CacheT, sequences: int) -> CacheT:

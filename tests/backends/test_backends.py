@@ -87,7 +87,7 @@ def test_a_narrower_mask_shows_the_newest_rows(fed: int) -> None:
 
 
 def test_a_mask_with_sinks_shows_what_single_steps_see() -> None:
-    """Row by row: the sinks, and as many of the newest as fit in the window."""
+    """Row by row: the sinks, and as many of the last rows as fit in the window."""
     for prior in (4, 7):
         for offset in range(5):
             row = mask_with_sinks(5, prior, 8, 4)[offset].tolist()
@@ -106,7 +106,7 @@ def test_a_late_cache_has_true_positions_and_goes_back_to_its_start(family: str)
     speculate_all(late)
     whole = feed(model(family), late, ids(12))
     assert [layer.length() for layer in late] == [52] * len(late)
-    # Rotary positions are relative: only rounding tells a late text from an early one.
+    # Rotary positions are relative: a late start changes logits by rounding only.
     assert_close(whole, feed(model(family), early, ids(12)), "logits")
     before = holding(late)
     assert refused(lambda: [layer.trim(13) for layer in late])
@@ -147,7 +147,7 @@ def test_a_quantised_cache_takes_its_predecessors_place_in_the_group() -> None:
     consume("hybrid", caches, ids(4, seed=2))
     assert refused(packed.trim, 5)
     group(caches).apply_keep(0, group(caches).plan_keep(0))
-    assert_same(holding(caches), before, "taken back")
+    assert_same(holding(caches), before, "rolled back")
     assert isinstance(packed.hand_back(), QuantizedKVCache)
 
 
@@ -161,7 +161,7 @@ def test_a_late_cache_is_quantised_rightly_or_not_at_all() -> None:
         return
     assert packed.length() == 45
     keys, _ = write(packed, mx.ones((1, 1, 1, 32)))
-    assert [part.shape[2] for part in keys] == [6, 6, 6], "rows that nobody wrote are seen"
+    assert [part.shape[2] for part in keys] == [6, 6, 6], "unwritten rows are visible"
 
 
 def test_a_windows_state_is_not_assigned() -> None:

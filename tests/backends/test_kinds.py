@@ -1,4 +1,4 @@
-"""Every backend, alone and with others in one list, against the laws of the conformance kit."""
+"""Every backend, alone and with others in one list: the contracts of the conformance kit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What caches keep alive: no buffer that nobody needs, and no copy that nobody asked for."""
+"""Memory held by caches: no unneeded buffer, and no needless copy."""
 
 from __future__ import annotations
 

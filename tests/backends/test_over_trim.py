@@ -22,7 +22,7 @@ from tests.backends.driving import (
     refused,
     speculate_all,
     stock,
-    take_back,
+    trim_all,
 )
 
 
@@ -44,7 +44,7 @@ def test_a_hybrid_that_records_nothing_is_trimmed_in_no_layer(family: str) -> No
 @pytest.mark.parametrize("family", ["dense", "gpt_oss"])
 def test_rows_are_taken_back_without_speculation_while_all_are_there(family: str) -> None:
     caches = cold(model(family), ids(7))[1]
-    take_back(caches, 3)
+    trim_all(caches, 3)
     assert_same(holding(caches), holding(cold(model(family), ids(4))[1]), "after 3")
     assert refused(trim_prompt_cache, list(caches), 5)
     assert [layer.length() for layer in caches] == [4] * len(caches)
@@ -77,7 +77,7 @@ def test_starting_and_stopping_drop_the_records(family: str) -> None:
         assert_same(holding(caches), before, "refused")
         speculate_all(caches)
         feed(model(family), caches, ids(2, seed=3))
-        take_back(caches, 2)
+        trim_all(caches, 2)
         assert_same(holding(caches), before, "recorded again")
 
 
@@ -89,9 +89,9 @@ def test_at_least_64_tokens_can_be_taken_back(family: str, width: int) -> None:
     speculate_all(caches)
     for start in range(0, len(fed), width):
         feed(model(family), caches, fed[start : start + width])
-    take_back(caches, 64)
+    trim_all(caches, 64)
     fresh = cold(model(family), [*text, *fed[: len(fed) - 64]])[1]
-    assert_same(holding(caches), holding(fresh), "64 taken back")
+    assert_same(holding(caches), holding(fresh), "64 trimmed")
     assert_equal(feed(model(family), caches, [5]), feed(model(family), fresh, [5]), "going on")
 
 
@@ -109,7 +109,7 @@ def test_a_stock_layer_that_recorded_nothing_puts_older_records_out_of_reach(fam
     feed(model(family), caches, ids(4, seed=4))
     for n in (5, 6, 9):
         assert refused(trim_prompt_cache, list(caches), n)
-    take_back(caches, 4)
+    trim_all(caches, 4)
     assert_same(holding(caches), before, "what was recorded afterwards")
 
 
@@ -125,9 +125,9 @@ def test_blocks_of_a_layer_that_records_nothing_are_taken_back_whole() -> None:
     for n in (1, 2, 3, 6, 7, 9):
         assert refused(trim_prompt_cache, list(caches), n)
         assert_same(holding(caches), held[-1], f"refused {n}")
-    take_back(caches, 5)
+    trim_all(caches, 5)
     assert_same(holding(caches), held[1], "two blocks")
-    take_back(caches, 3)
+    trim_all(caches, 3)
     assert_same(holding(caches), held[0], "all blocks")
 
 
@@ -138,10 +138,10 @@ def test_a_copy_of_a_list_is_a_group_of_its_own(family: str) -> None:
     speculate_all(caches)
     feed(model(family), caches, ids(3, seed=2))
     before, twin = holding(caches), copy.deepcopy(caches)
-    take_back(twin, 3)
+    trim_all(twin, 3)
     assert_same(holding(caches), before, "the original")
     assert_same(holding(twin), holding(cold(model(family), ids(9))[1]), "the copy")
-    take_back(caches, 3)
+    trim_all(caches, 3)
     feed(model(family), twin, ids(2, seed=4))
     assert_same(holding(caches), holding(cold(model(family), ids(9))[1]), "the original, later")
     del caches

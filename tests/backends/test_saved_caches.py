@@ -117,7 +117,7 @@ def test_saving_rewindable_caches_is_refused_and_says_what_to_do(
 
 
 def test_inside_of_a_window_over_mlx_lms_caches_too(tmp_path: Path) -> None:
-    """Where nobody sees that the types have changed."""
+    """Where a change of types goes unnoticed."""
     file = str(tmp_path / "prompt.safetensors")
     caches = handed_back("dense")
     with speculation(caches) as window:

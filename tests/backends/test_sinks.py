@@ -1,4 +1,4 @@
-"""A window with sinks, against a list: whatever is fed, taken back, held on to and returned to."""
+"""A window with sinks, compared with a list over random feeds, trims and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Tape:
 
     Attributes:
         text: What the cache was fed and still knows.
-        may_come_back: Tokens that may be taken back.
+        may_come_back: Tokens that may be trimmed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -39,12 +39,12 @@ class Tape:
         keys, values = self.cache.update_and_fetch(rows, -rows)
         if self.dice.random() < 0.3:
             mx.eval(self.cache.arrays())
-        assert to_list(keys) == self.newest(seen)
-        assert to_list(-values) == self.newest(seen)
+        assert to_list(keys) == self.visible(seen)
+        assert to_list(-values) == self.visible(seen)
         self.may_come_back = min(64, self.may_come_back + count) if self.speculating else 0
 
-    def newest(self, count: int) -> list[int]:
-        """The sinks and the newest tokens, `count` together."""
+    def visible(self, count: int) -> list[int]:
+        """The sinks and the last tokens, `count` in all."""
         if count == len(self.text):
             return self.text
         return self.text[: self.keep] + self.text[len(self.text) - (count - self.keep) :]
@@ -68,7 +68,7 @@ class Tape:
         self.held.append((list(self.text), self.cache.checkpoint()))
 
     def go_back(self) -> None:
-        """To where nothing from before was taken back."""
+        """Restore a checkpoint from before which nothing was trimmed since."""
         kept = [held for held in self.held if self.text[: len(held[0])] == held[0]]
         if kept:
             text, go_back = self.dice.choice(kept)
@@ -78,9 +78,9 @@ class Tape:
 
     def read(self) -> None:
         count = min(len(self.text), self.window)
-        rows = self.cache.newest(count)
+        rows = self.cache.window(count)
         if rows is not None:
-            assert to_list(rows[0]) == self.newest(count)
+            assert to_list(rows[0]) == self.visible(count)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""mlx-lm's own speculative loop, over adapters and caches that can be taken back."""
+"""mlx-lm's own speculative loop, over adapters and rewindable caches."""
 
 from __future__ import annotations
 
@@ -115,5 +115,5 @@ def test_the_stock_loop_refuses_ours_until_they_record() -> None:
 
 def test_a_model_that_goes_back_by_whole_blocks_only_stops_the_stock_loop() -> None:
     """It does not go on with rejected drafts in some of its layers."""
-    with pytest.raises(RewindError, match="cannot take back"):
+    with pytest.raises(RewindError, match="cannot trim"):
         speculative(model("lfm2"), model("dense"), 12, 3)

@@ -121,7 +121,7 @@ def test_sinks_cost_a_step_their_own_rows_and_not_the_window(speculating: bool) 
     if not speculating:
         cache.stop_speculation()
     steps = [feed(cache, 1) for _ in range(20_000)]
-    # The row itself, the sinks in front of the window, and a copy of what they cover next.
+    # The row itself, the sinks before the window, and a copy of the rows they overwrite next.
     assert {moved for moved in steps[WINDOW:] if moved < WINDOW} == {KEEP + 2}
     assert sum(moved >= WINDOW for moved in steps) <= 1 + 20_000 / SPARE[KEEP]
 
@@ -146,7 +146,7 @@ def test_a_rewind_moves_an_index(keep: int) -> None:
 @pytest.mark.parametrize("keep", [0, KEEP])
 @pytest.mark.parametrize("loop", ["evaluates the caches", "evaluates the output"])
 def test_single_steps_past_the_wrap_copy_no_buffer(keep: int, loop: str) -> None:
-    """MLX writes in place only if nobody holds on to the buffer, in whatever order."""
+    """MLX writes in place only if nothing else references the buffer, in any order."""
     (cache,) = adopt([RotatingKVCache(max_size=4096, keep=keep)])
     write(cache, mx.ones((1, 2, 4097, 64)))
     cache.start_speculation()

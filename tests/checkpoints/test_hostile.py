@@ -54,7 +54,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a header longer than the file": (safetensors({}, b"", 1000), "cut short"),
     "a header of 2^63 bytes": (safetensors({}, b"", 2**63), "claims a header"),
     "cut in its data": (GOOD[:-1], "cut short"),
-    "bytes behind the data": (GOOD + b"1", "damaged"),
+    "bytes after the data": (GOOD + b"1", "damaged"),
     "no JSON": (safetensors(b"{'a': 1}"), "not valid JSON"),
     "JSON that is no object": (safetensors([1]), "not a JSON object"),
     "text that is no UTF-8": (safetensors(b'{"\xff\xfe": 1}'), "not valid JSON"),
@@ -65,8 +65,8 @@ BAD: dict[str, tuple[bytes, str]] = {
         "twice",
     ),
     "an offset that lies": (safetensors(tensor("F32", [2], 0, 4), b"1234"), "claims 4 bytes"),
-    "offsets behind the end": (safetensors(tensor("F32", [2], 0, 8), b"1234"), "cut short"),
-    "offsets that go back": (safetensors(tensor("F32", [0], 8, 0), b"12345678"), "claims bytes"),
+    "offsets after the end": (safetensors(tensor("F32", [2], 0, 8), b"1234"), "cut short"),
+    "decreasing offsets": (safetensors(tensor("F32", [0], 8, 0), b"12345678"), "claims bytes"),
     "a hole": (safetensors(tensor("F32", [1], 4, 8), b"12345678"), "hole"),
     "a shape of 2^60": (safetensors(tensor("F32", [2**30, 2**30], 0, 8), b"12345678"), "claims"),
     "a side of 2^60": (safetensors(tensor("F32", [2**60], 0, 8), b"12345678"), "impossible"),
@@ -210,7 +210,7 @@ def test_a_linked_file_is_read_as_the_hub_stores_them(tmp_path: Path) -> None:
 
 def test_a_pickle_by_another_name_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "mtp.bin").write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(CheckpointError, match="nothing else is opened"):
+    with pytest.raises(CheckpointError, match="no other format is opened"):
         find_head(tmp_path / "mtp.bin")
 
 
@@ -229,7 +229,7 @@ def test_a_dtype_that_mlx_lacks_is_named(tmp_path: Path) -> None:
     folder = tiny.write(tmp_path, {"mtp.safetensors": tiny.prefixed(tiny.make_head())})
     odd = {"model.odd": {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}}
     (folder / "model.safetensors").write_bytes(safetensors(odd, b"12345678"))
-    assert not read_head(find_head(folder)).leftovers
+    assert not read_head(find_head(folder)).unknown_tensors
     path = tmp_path / "alone" / "mtp.safetensors"
     path.parent.mkdir()
     path.write_bytes(safetensors(tensor("F64", [1], 0, 8), b"12345678"))

@@ -113,7 +113,7 @@ def hub(
 
 
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on no hub is reached, and nobody waits for one."""
+    """From now on no hub is reached, and nothing waits for one."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 

@@ -104,7 +104,7 @@ def test_a_promise_without_tensors_is_no_head(tmp_path: Path) -> None:
     folder = tiny.write(tmp_path, files, config=promise)
     with pytest.raises(HeadNotFoundError) as caught:
         find_head(folder)
-    for part in (str(folder), "mtp.*", "model.safetensors", "promises"):
+    for part in (str(folder), "mtp.*", "model.safetensors", "claims one"):
         assert part in str(caught.value)
 
 
@@ -185,7 +185,7 @@ def test_leftovers_are_reported_by_name_and_not_read(
     odd = {"mtp.layers.0.self_attn.rotary_emb.inv_freq": mx.zeros((8,))}
     with caplog.at_level(logging.WARNING):
         found = read(tiny.write(tmp_path, {"mtp.safetensors": {**tiny.prefixed(head), **odd}}))
-    assert found.leftovers == tuple(odd)
+    assert found.unknown_tensors == tuple(odd)
     assert "rotary_emb.inv_freq" in caplog.text
     assert equal(found.weights, head)
 
@@ -209,7 +209,7 @@ def test_embeddings_of_its_own_are_refused(
         with pytest.raises(CheckpointError, match=r"mtp\.embed_tokens\.weight"):
             read(folder)
     else:
-        assert read(folder).leftovers == ("mtp.embed_tokens.weight",)
+        assert read(folder).unknown_tensors == ("mtp.embed_tokens.weight",)
 
 
 def test_reading_twice_gives_the_same_and_changes_no_file(tmp_path: Path) -> None:

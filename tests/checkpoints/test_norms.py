@@ -1,4 +1,4 @@
-"""Norms hold gains, or gains minus one: told apart group by group, and explained."""
+"""Norms hold gains, or gains minus one: decided group by group, with reasons."""
 
 from __future__ import annotations
 

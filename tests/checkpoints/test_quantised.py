@@ -13,7 +13,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from speculate.checkpoints import HeadTensors, find_head, peek_head, read_head
+from speculate.checkpoints import HeadTensors, find_head, read_head, summarize_head
 from speculate.checkpoints.quantization import matrix_of
 from speculate.errors import CheckpointError
 from speculate.models.mtp import QwenMTPHead, build_head
@@ -206,7 +206,7 @@ def test_scales_of_8_bit_floats_by_either_name_and_in_every_shape(
     stored = {**head, "fc.weight": packed, f"fc.{name}": scales}
     folder = tiny.write(tmp_path, {"mtp.safetensors": tiny.prefixed(stored)}, config=config)
     found = read_head(find_head(folder))
-    assert not found.leftovers
+    assert not found.unknown_tensors
     factors = scales.astype(mx.float32).reshape((*shape, 1, 1)[: max(2, len(shape))])
     for axis, side in enumerate(block):
         factors = mx.repeat(factors, side, axis)
@@ -303,7 +303,7 @@ def test_a_published_8_bit_head_is_read_and_described(tmp_path: Path) -> None:
     head = {name: array for name, array in tiny.make_head().items() if name != "fc.weight"}
     odd = {"fc.weight": ("F8_E4M3", [64, 128]), "fc.weight_scale": ("F32", [64, 1])}
     files = find_head(raw_file(tmp_path, head, odd))
-    assert peek_head(files).blocks == 1 and not peek_head(files).leftovers
+    assert summarize_head(files).blocks == 1 and not summarize_head(files).unknown_tensors
     assert not mx.any(read_head(files).weights["fc.weight"])
 
 

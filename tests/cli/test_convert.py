@@ -252,7 +252,7 @@ def test_what_is_refused(
     said = refused(capsys, folder, target, "--head", str(wide))
     assert "mlp.gate_proj.weight" in said.err and "(96, 64)" in said.err
     assert "not both" in refused(capsys, folder, target, "-q", "-d").err
-    assert "source lies" in refused(capsys, folder, folder, "--force").err
+    assert "contains the source" in refused(capsys, folder, folder, "--force").err
     assert "--force" in refused(capsys, folder, wide).err
     assert "no such folder" in refused(capsys, tmp_path / "nowhere", target).err
 

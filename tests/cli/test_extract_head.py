@@ -218,7 +218,7 @@ def test_nothing_is_overwritten_unless_asked_for(
     (other := tmp_path / "other").mkdir()
     (other / "thesis.txt").write_text("")
     (tmp_path / "loop").symlink_to("loop")
-    places = {other: "no model's folder", folder: "source lies"}
+    places = {other: "no model's folder", folder: "contains the source"}
     places |= dict.fromkeys([tmp_path / "loop" / "x", tmp_path / ("a" * 300)], "cannot be made")
     for place, reason in places.items():
         again = run(capsys, "extract-head", str(folder), "--output", str(place), "--force")

@@ -207,10 +207,10 @@ def test_an_adapter_of_another_package_is_reported_by_what_its_layers_record(
 class Unrecorded(Around):
     """Runs its layers so that they record nothing, as those of an unknown family."""
 
-    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(RewindableArraysCache, "recording", lambda _: False)
-            return super()._walk(tokens, cache)
+            return super().forward_stock(tokens, cache)
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ class Rounding(Around):
         self.phase = phase
 
     @override
-    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
-        out = super()._walk(tokens, cache)
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+        out = super().forward_stock(tokens, cache)
         # The CPU gives a place the same numbers in every block: their bits say where it is.
         bits = out.logits.max(axis=-1, keepdims=True).view(mx.uint32)
         size = mx.where(bits % ONE_IN == 0, RARE, USUAL) * math.cos(tokens.shape[1] + self.phase)

@@ -77,21 +77,21 @@ class Around(StockAdapter):
     def vocab_size(self) -> int:
         return self.inner.vocab_size
 
-    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
-        return self.inner._walk(tokens, cache)
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+        return self.inner.forward_stock(tokens, cache)
 
 
 @final
 class ShiftedWindow(Around):
     """Reads the convolution's window one row late."""
 
-    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         for layer in cache:
             if "Arrays" in type(layer).__name__:
                 slots = cast("list[mx.array | None]", layer)
                 if slots[0] is not None:
                     slots[0] = mx.roll(slots[0], 1, 1)
-        return self.inner._walk(tokens, cache)
+        return self.inner.forward_stock(tokens, cache)
 
 
 @final

@@ -9,10 +9,10 @@ from typing import Final, final
 import attrs
 import mlx.core as mx
 
+from speculate._mx import to_ints
 from speculate.backends.group import join
 from speculate.backends.kv import RewindableKVCache
-from speculate.decoding.block import to_ints
-from speculate.models.mtp import MTPModule, QwenMTPHead, Trunk
+from speculate.models.mtp import MTPModule, QwenMTPHead, TrunkBinding
 from speculate.protocols import Forward, Rollbackable
 from speculate.sampling.acceptance import Greedy
 from tests import tiny
@@ -95,7 +95,7 @@ def with_knowing_head(
 @cache
 def with_head(name: str) -> Tiny:
     """A model of `kit` with a head of the real kind, whose weights are random."""
-    trunk = Trunk(get(name).stock)
+    trunk = TrunkBinding(get(name).stock)
     layer = trunk.layer(experts=name in {"qwen3_next", "qwen3_5_moe"}, intermediate=None)
     module = MTPModule(trunk.args.hidden_size, trunk.args.rms_norm_eps, [layer])
     tiny.spread(module, seed=5)

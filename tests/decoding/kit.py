@@ -191,7 +191,7 @@ def content(cache: object) -> list[mx.array]:
         parts = [part for three in packed if three is not None for part in three]
         return [part[..., : cache.offset, :] for part in parts if cache.offset]
     if isinstance(cache, RewindableRotatingKVCache):
-        return [*(cache.newest(min(cache.rows(), cache.max_size)) or ())] if cache.offset else []
+        return [*(cache.window(min(cache.rows(), cache.max_size)) or ())] if cache.offset else []
     if isinstance(cache, RotatingKVCache):
         rows = [cache._temporal_order(part) for part in present([cache.keys, cache.values])]
         return [part[..., -cache.max_size :, :] for part in rows if cache.offset]

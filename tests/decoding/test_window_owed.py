@@ -38,7 +38,7 @@ def test_what_is_kept_of_a_block_is_owed_and_paid() -> None:
         feed(model("lfm2"), caches, ids(5, seed=2))
         window.keep(3)
         assert_same(holding(caches), before, "whole blocks only")
-        owed = group(caches).owed()
+        owed = group(caches).to_replay()
         assert owed is not None
         assert owed[0].tolist() == list(ids(5, seed=2)[:3])
         assert window.fed() == 0
@@ -51,7 +51,7 @@ def test_what_is_kept_of_a_block_is_owed_and_paid() -> None:
         assert_equal(out.hidden, expected.hidden[:, -2:], "hidden of the block alone")
         assert window.fed() == 2
         window.keep(2)
-        assert group(caches).owed() is None
+        assert group(caches).to_replay() is None
     fed = cold(model("lfm2"), [*TEXT, *ids(5, seed=2)[:3], 7, 8])[1]
     assert_same(holding(caches), holding(fed), "paid")
 
@@ -94,7 +94,7 @@ def test_taking_over_what_is_owed() -> None:
     with speculation(caches) as window:
         feed(model("lfm2"), caches, ids(4, seed=2))
         window.keep(2)
-        owed = group(caches).take_owed()
+        owed = group(caches).take_replay()
         assert owed is not None
         feed(model("lfm2"), caches, [*ids(4, seed=2)[:2], 7])
         window.keep(3)

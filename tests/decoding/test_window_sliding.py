@@ -32,7 +32,7 @@ from tests.backends.driving import (
     refused,
     speculate_all,
     stock,
-    take_back,
+    trim_all,
 )
 from tests.decoding.watched import PassingModel
 
@@ -109,7 +109,7 @@ def test_a_block_as_long_as_the_recorded_window_can_be_taken_back() -> None:
         before = holding(caches)
         speculate_all(caches)
         feed(model("gpt_oss"), caches, ids(64, seed=3))
-        take_back(caches, 64)
+        trim_all(caches, 64)
         assert_same(holding(caches), before, f"prompt {prompt}")
         expected = cold(model("gpt_oss"), [*ids(prompt), 5])[0][-1]
         assert_equal(feed(model("gpt_oss"), caches, [5])[-1], expected, f"prompt {prompt}")
@@ -130,7 +130,7 @@ def test_a_window_that_stock_wrapped_goes_back_as_far_as_its_rows() -> None:
     assert all(refused(caches[0].trim, n) for n in (1, 2, 9))
     assert_same(holding(caches), before, "after refusals")
     feed(driven, caches, ids(4, seed=2))
-    take_back(caches, 4)
+    trim_all(caches, 4)
     assert_same(holding(caches), before, "after taking back")
     expected = cold(driven, text)[0][-2:]
     assert_close(feed(driven, caches, text[12:]), expected, "going on")
@@ -145,7 +145,7 @@ def test_all_layers_end_at_the_length_of_the_text() -> None:
             speculate_all(caches)
             drafts = [*text[prompt : prompt + 1 + wrong], *ids(4 - wrong, seed=8)]
             feed(model("gpt_oss"), caches, drafts)
-            take_back(caches, 4 - wrong)
+            trim_all(caches, 4 - wrong)
             assert [layer.length() for layer in caches] == [prompt + 1 + wrong] * len(caches)
             expected = cold(model("gpt_oss"), text[: prompt + 2 + wrong])[0][-1]
             found = feed(model("gpt_oss"), caches, text[prompt + 1 + wrong : prompt + 2 + wrong])
@@ -199,7 +199,7 @@ def test_sinks_stay_when_the_buffer_fills_up() -> None:
     speculate_all(caches)
     for start in range(9, 250, 5):
         feed(model("qwen3"), caches, [*text[start : start + 5], 1, 2, 3])
-        take_back(caches, 3)
+        trim_all(caches, 3)
         for token in text[start : start + 5]:
             feed(model("qwen3"), stepped, [token])
     assert_same(holding(caches), holding(stepped), "after 250 tokens")

@@ -28,7 +28,7 @@ from tests.backends.driving import (
     model,
     refused,
     stock,
-    take_back,
+    trim_all,
 )
 
 TEXT = ids(12, seed=1)
@@ -216,7 +216,7 @@ def test_a_trim_inside_of_a_window_counts(family: str) -> None:
     caches = cold(model(family), TEXT)[1]
     with speculation(caches) as window:
         feed(model(family), caches, ids(5, seed=2))
-        take_back(caches, 3)
+        trim_all(caches, 3)
         feed(model(family), caches, ids(2, seed=3))
         assert refused(window.keep, 5)
         window.keep(3)

@@ -21,7 +21,7 @@ from tests.backends.driving import (
     ids,
     model,
     speculate_all,
-    take_back,
+    trim_all,
 )
 
 
@@ -35,9 +35,9 @@ def test_every_width_cut_to_every_prefix_past_a_wrap(family: str) -> None:
     for width in (1, 4, 9):
         for m in range(width + 1):
             feed(model(family), caches, [*shared[:m], *ids(width - m, seed=91)])
-            take_back(caches, width - m)
+            trim_all(caches, width - m)
             assert_same(holding(caches), expected[m], f"width {width} cut to {m}")
-            take_back(caches, m)
+            trim_all(caches, m)
     assert_same(holding(caches), expected[0], "taken back to the prompt")
 
 
@@ -60,7 +60,7 @@ def test_a_rewind_goes_through_several_blocks(family: str) -> None:
         speculate_all(caches)
         for block in blocks:
             feed(model(family), caches, block)
-        take_back(caches, n)
+        trim_all(caches, n)
         fresh = cold(model(family), [*text, *fed[: len(fed) - n]])[1]
         assert_same(holding(caches), holding(fresh), f"took back {n}")
 
@@ -74,7 +74,7 @@ def test_a_full_rewind_right_after_prefill(family: str) -> None:
         before = holding(caches)
         speculate_all(caches)
         feed(model(family), caches, ids(5, seed=2))
-        take_back(caches, 5)
+        trim_all(caches, 5)
         if prompt:
             assert_same(holding(caches), before, f"prompt {prompt}")
         else:
@@ -119,7 +119,7 @@ def test_quantised_rows_are_taken_back_exactly(build: type) -> None:
         assert "QuantizedKVCache" in " ".join(type(layer).__name__ for layer in caches)
         speculate_all(caches)
         feed(driven, caches, block)
-        take_back(caches, 5 - m)
+        trim_all(caches, 5 - m)
         for token in block[:m]:
             feed(driven, fresh, [token])
         assert_same(holding(caches), holding(fresh), f"cut to {m}")

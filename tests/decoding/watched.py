@@ -10,7 +10,7 @@ import attrs
 import mlx.core as mx
 
 from speculate import SpeculativeModel
-from speculate.decoding.block import to_ints
+from speculate._mx import to_ints
 from speculate.protocols import (
     Choose,
     Commit,

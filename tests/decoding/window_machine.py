@@ -91,7 +91,7 @@ class WindowMachine(RuleBasedStateMachine):
     @invariant()
     def holds_the_text(self) -> None:
         text = [*self.kept, *self.fed]
-        owed = group(self.caches).owed()
+        owed = group(self.caches).to_replay()
         rows = [] if owed is None else to_list(owed)
         assert rows == text[len(text) - len(rows) :], "owes what is not the end of the text"
         cached = text[: len(text) - len(rows)]

@@ -1,4 +1,4 @@
-"""Every adapter, against the laws of the conformance kit."""
+"""Every adapter, against the contracts of the conformance kit."""
 
 from __future__ import annotations
 

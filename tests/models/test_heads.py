@@ -1,4 +1,4 @@
-"""Every head, against the laws of the conformance kit."""
+"""Every head, against the contracts of the conformance kit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a recurrence is run is an option, and where a rewind is only noted nobody can tell."""
+"""The recurrence is an option, and a deferred rewind changes no result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import speculate as sp
 from speculate.backends.arrays import RewindableArraysCache
 from speculate.errors import OptionError
 from speculate.models.adapter import StockAdapter
-from speculate.models.gated_delta import GatedDeltaLayer, cheapest
+from speculate.models.gated_delta import cheapest
+from speculate.models.stock import GatedDeltaLayer
 from speculate.protocols import DefersRollback, Recurrence, StockModel
 from tests import tiny
 from tests.backends.driving import (
@@ -114,14 +115,14 @@ def rejected_again(caches: Caches, window: sp.Window) -> Caches:
 
 
 def run_the_other_way(caches: Caches, window: sp.Window) -> Caches:
-    """By an adapter that was told otherwise, and back."""
+    """By an adapter with the other option, and back."""
     feed(adapted(stock(FOLDED), "ops"), caches, ids(4, seed=7))
     window.keep(0)
     return caches
 
 
 def run_by_stock(caches: Caches, window: sp.Window) -> Caches:
-    """mlx-lm's own layer reads the entries. Nobody records, so it is taken back by reference."""
+    """mlx-lm's own layer reads the entries. Nothing records, so rollback is by reference."""
     undo = [cache.checkpoint() for cache in caches]
     expected = cold(model(FOLDED), [*TEXT, *BLOCK[:2], 7])[0][-1]
     assert_equal(stock(FOLDED)(batch([7]), cache=caches)[0, -1], expected, "mlx-lm's model")

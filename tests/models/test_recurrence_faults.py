@@ -30,7 +30,7 @@ NOTICED: Final = {
     "replayed_rows_are_one_more": (ROUNDS, STOCK, HANDED_BACK),
     "replayed_rows_are_one_fewer": (ROUNDS, STOCK, HANDED_BACK),
 }
-"""By mistake: the laws of the conformance kit that fail, and what else shows it."""
+"""Mistake -> contracts of the conformance kit that fail, and other checks that catch it."""
 
 
 def decoding(name: str) -> None:
@@ -40,7 +40,7 @@ def decoding(name: str) -> None:
 
 
 def handed_back(name: str) -> None:
-    """What mlx-lm is given behind a rejection."""
+    """What mlx-lm gets after a rejection."""
     caches, text = kit.stock_caches(name), kit.text_of(9)
     with speculation(caches) as window:
         kit.get(name).model.forward(mx.array([text]), caches)

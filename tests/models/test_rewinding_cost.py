@@ -12,7 +12,7 @@ import pytest
 from speculate import Decoder, Fixed, speculation
 from speculate.backends.arrays import RewindableArraysCache
 from speculate.models import gated_delta
-from speculate.models.gated_delta import FOLD_AT_MOST, Block, EveryState, FoldedReplay
+from speculate.models.gated_delta import MAX_FUSED_TOKENS, BlockRecord, FusedReplay, KeptStates
 from speculate.protocols import Deferred
 from tests.backends.driving import Caches, cold, feed, ids, model
 from tests.decoding import kit
@@ -76,9 +76,9 @@ def test_accepting_everything_replays_nothing(runs: list[int]) -> None:
 def test_rejections_in_a_row_do_not_add_up_without_bound(runs: list[int]) -> None:
     """Now and then a run of its own makes the state; in between none does."""
     blocks = rounds("qwen3_5_folded", 3, [1] * 60, runs)
-    assert max(max(block) for block in blocks) <= FOLD_AT_MOST + 4
+    assert max(max(block) for block in blocks) <= MAX_FUSED_TOKENS + 4
     extra = [block for block in blocks if len(block) > DELTA_LAYERS]
-    assert 1 <= len(extra) <= 60 * 2 / (FOLD_AT_MOST - 1)
+    assert 1 <= len(extra) <= 60 * 2 / (MAX_FUSED_TOKENS - 1)
 
 
 def test_single_steps_are_taken_back_without_a_replay(runs: list[int]) -> None:
@@ -118,7 +118,7 @@ def test_a_decoder_runs_no_forward_and_no_recurrence_for_a_rejection(
 
 @pytest.mark.parametrize("name", WAYS)
 def test_what_is_kept_was_made_by_the_forward(name: str) -> None:
-    """Every array behind a noted rewind exists already: evaluating it takes no memory."""
+    """Every array of a deferred rewind exists already: evaluating it takes no memory."""
     caches = cold(model(name), ids(9))[1]
     gc.disable()  # so that nothing else is freed meanwhile
     with speculation(caches) as window:
@@ -127,19 +127,21 @@ def test_what_is_kept_was_made_by_the_forward(name: str) -> None:
             mx.eval([cache.arrays() for cache in caches])
             before = mx.get_active_memory()
             window.keep(2)
-            mx.eval([array for cache in states(caches) for array in behind(cache.deferred())])
+            mx.eval(
+                [array for cache in states(caches) for array in rewind_arrays(cache.deferred())]
+            )
             assert mx.get_active_memory() <= before
     gc.enable()
 
 
-def behind(noted: Deferred | None) -> list[mx.array]:
-    """The arrays that a layer holds to go on from a noted rewind."""
-    assert noted is not None
-    block = noted.restore
-    assert isinstance(block, Block)
-    if isinstance(block.states, EveryState):
+def rewind_arrays(deferred: Deferred | None) -> list[mx.array]:
+    """The arrays that a layer holds to go on from a deferred rewind."""
+    assert deferred is not None
+    block = deferred.restore
+    assert isinstance(block, BlockRecord)
+    if isinstance(block.states, KeptStates):
         return [block.conv_input, *block.states.states]
-    assert isinstance(block.states, FoldedReplay)
+    assert isinstance(block.states, FusedReplay)
     inputs = block.states.inputs
     assert block.states.before is not None
     return [block.conv_input, block.states.before, inputs.qkv, inputs.a, inputs.b]

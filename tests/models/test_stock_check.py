@@ -128,7 +128,7 @@ class Odd(StockAdapter):
         return self._stock(tokens, cache=list(cache))
 
     @override
-    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         logits = self.logits(tokens, cache)
         return Forward(logits, logits)
 
@@ -235,7 +235,7 @@ def test_the_packages_own_adapters_are_not_compared_and_others_of_that_name_are(
     stock: Any = tiny.dense()
     sp.adapt(stock)
     assert not compared
-    # Called as the table's, and not of mlx-lm: nobody has held it to that adapter.
+    # Called as the table's, and not of mlx-lm: it was never compared with that adapter.
     other: Any = type("Model", (type(stock),), {"__module__": "somewhere.else.llama"})
     object.__setattr__(stock, "__class__", other)
     sp.adapt(stock)

@@ -45,7 +45,7 @@ def attributes(modules: Sequence[str]) -> dict[str, object]:
             found[f"{name}.{key}"] = value
             if inspect.isclass(value) and value.__module__ == name:
                 found.update({f"{name}.{key}.{k}": v for k, v in vars(value).items()})
-    # Python makes annotations when somebody looks at them.
+    # Python creates annotations when they are first read.
     return {name: value for name, value in found.items() if "__annot" not in name}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from speculate.decoding.block import to_ints
+from speculate._mx import to_ints
 from speculate.sampling.acceptance import most_likely
 from tests.decoding import kit
 from tests.decoding.watched import WatchedProposer

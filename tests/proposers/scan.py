@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 import mlx.core as mx
 
-from speculate.decoding.block import to_ints
+from speculate._mx import to_ints
 from speculate.protocols import Choice, Commit, Proposer, Verdict
 from tests.decoding.watched import WatchedProposer
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import speculate as sp
-from speculate.decoding.block import to_ints
+from speculate._mx import to_ints
 from speculate.errors import OptionError
 from speculate.proposers import prompt_lookup
 from tests.proposers.scan import Scan, asked, generate, no_choice, told

@@ -13,7 +13,7 @@ import pytest
 from typing_extensions import override
 
 from speculate import Decoder, DraftModel, Fixed, Off, Sampling, SpeculativeModel
-from speculate.decoding.block import to_ints
+from speculate._mx import to_ints
 from speculate.protocols import Choice, Commit, Forward
 from speculate.sampling.options import MODES, Mode
 from speculate.verify.drafters import model_drafter

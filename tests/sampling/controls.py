@@ -9,6 +9,7 @@ import mlx.core as mx
 from typing_extensions import override
 
 from speculate import Sampling
+from speculate._mx import log_softmax
 from speculate.protocols import Choice, Draft
 from speculate.sampling.acceptance import (
     AcceptanceRule,
@@ -20,7 +21,7 @@ from speculate.sampling.acceptance import (
     draft_probabilities,
     most_likely,
 )
-from speculate.sampling.filters import Distribution, log_softmax
+from speculate.sampling.filters import Distribution
 from speculate.sampling.noise import gumbel, key, uniform
 
 DRAWS: Final = 2

@@ -24,7 +24,7 @@ class Louder(StockAdapter):
         return kit.get("dense").model.vocab_size
 
     @override
-    def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         out = kit.get("dense").model.forward(tokens, cache)
         return Forward(out.logits * 1.01, out.hidden)
 

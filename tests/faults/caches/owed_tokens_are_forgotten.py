@@ -8,7 +8,7 @@ from tests.models.test_families import TestLfm2
 
 
 def plant(patch: Patch) -> None:
-    patch.setattr(CacheGroup, "owed", lambda self: None)
+    patch.setattr(CacheGroup, "to_replay", lambda self: None)
 
 
 Suite = TestLfm2

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from speculate.models.gated_delta import EveryState
+from speculate.models.gated_delta import KeptStates
 from tests.faults.planting import Patch
 from tests.models.test_families import TestQwen35
 
 
 def plant(patch: Patch) -> None:
-    after = EveryState.after
+    after = KeptStates.after
 
-    def wrong(self: EveryState, m: int, /) -> mx.array:
+    def wrong(self: KeptStates, m: int, /) -> mx.array:
         return after(self, min(max(1, m + 1), len(self.states)))
 
-    patch.setattr(EveryState, "after", wrong)
+    patch.setattr(KeptStates, "after", wrong)
 
 
 Suite = TestQwen35

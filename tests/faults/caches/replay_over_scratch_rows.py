@@ -25,7 +25,7 @@ def plant(patch: Patch) -> None:
         before[:] = entries(self)
 
     def kept(self: CacheGroup, m: int, surplus: list[int] | None, /) -> None:
-        fed: Sequence[mx.array] = self._ledger._log
+        fed: Sequence[mx.array] = self._fed_tokens._blocks
         text = mx.concatenate([*fed], axis=1)[:, :m] if fed else None
         apply_keep(self, m, surplus)
         if text is not None and m and any(surplus or ()):

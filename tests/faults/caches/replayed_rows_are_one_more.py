@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from speculate.models.gated_delta import FoldedReplay
+from speculate.models.gated_delta import FusedReplay
 from tests.faults.planting import Patch
 from tests.models.test_families import TestQwen35Folded
 
 
 def plant(patch: Patch) -> None:
-    after = FoldedReplay.after
-    patch.setattr(FoldedReplay, "after", lambda self, m: after(self, max(1, m + 1)))
+    after = FusedReplay.after
+    patch.setattr(FusedReplay, "after", lambda self, m: after(self, max(1, m + 1)))
 
 
 Suite = TestQwen35Folded

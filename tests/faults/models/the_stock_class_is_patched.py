@@ -16,7 +16,7 @@ from tests.faults.planting import Patch
 
 
 def plant(patch: Patch) -> None:
-    walk = DenseAdapter._walk
+    walk = DenseAdapter.forward_stock
 
     def patching(self: DenseAdapter, tokens: mx.array, cache: Sequence[object]) -> Forward:
         layer: Any = type(self.layers[0])
@@ -30,7 +30,7 @@ def plant(patch: Patch) -> None:
             patch.setattr(layer, "__call__", ours)
         return walk(self, tokens, cache)
 
-    patch.setattr(DenseAdapter, "_walk", patching)
+    patch.setattr(DenseAdapter, "forward_stock", patching)
 
 
 class Suite(ModelTests):

@@ -1,0 +1,59 @@
+"""Small typed helpers over mlx."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import cast
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from typing_extensions import Protocol
+
+
+class HoldsArrays(Protocol):
+    """A cache, as far as `arrays_of` reads it."""
+
+    def arrays(self) -> list[mx.array]:
+        """Return every array it holds."""
+
+
+class HasParameters(Protocol):
+    """A module of mlx, as far as `fingerprint` reads it."""
+
+    def parameters(self) -> dict[str, object]:
+        """Return its parameters as a tree."""
+
+
+def to_ints(tokens: mx.array) -> list[int]:
+    """Return a row of ids, `(n,)`, on the host. Synchronises if they were not read before."""
+    return cast("list[int]", tokens.tolist())
+
+
+def log_softmax(logits: mx.array) -> mx.array:
+    """Return log-probabilities in float32, along the last axis."""
+    logits = logits.astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def arrays_of(caches: Iterable[HoldsArrays]) -> list[mx.array]:
+    """Return every array that the caches hold, to be evaluated together."""
+    return [array for cache in caches for array in cache.arrays()]
+
+
+def fingerprint(module: object) -> str:
+    """Return a hash of a module's class and of each weight's name, shape and dtype.
+
+    The same in every process; no weight is read.
+
+    Args:
+        module: A module of mlx.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    digest = hashlib.sha256(type(module).__module__.encode())
+    parameters = cast(HasParameters, module).parameters()
+    for name, weight in cast("list[tuple[str, mx.array]]", tree_flatten(parameters)):
+        digest.update(f"{name} {weight.shape} {weight.dtype}\n".encode())
+    return digest.hexdigest()[:16]

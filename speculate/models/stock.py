@@ -1,0 +1,204 @@
+"""Protocols that describe mlx-lm's own objects to the type checker.
+
+Adapters cast stock modules to them. Nothing here exists at run time but names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import mlx.core as mx
+from typing_extensions import Protocol
+
+DeltaT = TypeVar("DeltaT")
+"""The family's class of recurrent layers."""
+
+
+class Linear(Protocol):
+    """A matrix, quantised or not, or an MLP."""
+
+    def __call__(self, x: mx.array, /) -> mx.array: ...
+
+
+class Norm(Protocol):
+    """An RMS norm."""
+
+    weight: mx.array
+
+    def __call__(self, x: mx.array, /) -> mx.array: ...
+
+
+class GatedNorm(Protocol):
+    """An RMS norm with an output gate."""
+
+    def __call__(self, x: mx.array, gate: mx.array, /) -> mx.array: ...
+
+
+class Embedding(Protocol):
+    """An embedding, quantised or not."""
+
+    weight: mx.array
+
+    def __call__(self, tokens: mx.array, /) -> mx.array: ...
+    def as_linear(self, x: mx.array, /) -> mx.array: ...
+
+
+class AttentionModule(Protocol):
+    """An attention layer without its norm and residual."""
+
+    def __call__(self, x: mx.array, mask: mx.array | str | None, cache: object, /) -> mx.array: ...
+
+
+class DecoderLayer(Protocol):
+    """A whole decoder layer with full attention."""
+
+    def __call__(self, x: mx.array, /, mask: mx.array | str | None, cache: object) -> mx.array: ...
+
+
+# Families whose forward is a trunk and an output matrix.
+
+
+class DenseTrunk(Protocol):
+    """The part of a model that ends with the final norm."""
+
+    embed_tokens: Embedding
+
+    def __call__(self, inputs: mx.array, cache: Sequence[object], /) -> mx.array: ...
+
+
+class DenseModel(Protocol):
+    """A model whose logits are its trunk's output times one matrix."""
+
+    model: DenseTrunk
+
+
+# Families with Gated DeltaNet layers.
+
+
+class StateSlots(Protocol):
+    """A state cache: slot 0 for the conv window, slot 1 for the recurrent state."""
+
+    def __getitem__(self, index: int, /) -> mx.array | None: ...
+    def __setitem__(self, index: int, value: mx.array | None, /) -> None: ...
+    def advance(self, n: int, /) -> None: ...
+
+
+class RecurrentLayer(Protocol):
+    """The part of a Gated DeltaNet layer that its recurrence reads."""
+
+    num_v_heads: int
+    num_k_heads: int
+    head_k_dim: int
+    head_v_dim: int
+    key_dim: int
+    training: bool
+    A_log: mx.array
+    dt_bias: mx.array
+
+
+class GatedDeltaLayer(RecurrentLayer, Protocol):
+    """The part of a Gated DeltaNet layer that Qwen3.5 and Qwen3-Next share."""
+
+    conv_dim: int
+    conv_kernel_size: int
+    conv1d: Linear
+    norm: GatedNorm
+    out_proj: Linear
+
+
+class SplitProjections(GatedDeltaLayer, Protocol):
+    """Qwen3.5's Gated DeltaNet layer: one matrix for each input of the recurrence."""
+
+    in_proj_qkv: Linear
+    in_proj_z: Linear
+    in_proj_a: Linear
+    in_proj_b: Linear
+    sharding_group: mx.distributed.Group | None
+
+
+class FusedProjections(GatedDeltaLayer, Protocol):
+    """Qwen3-Next's Gated DeltaNet layer: two matrices, columns interleaved by key head."""
+
+    in_proj_qkvz: Linear
+    in_proj_ba: Linear
+
+    def fix_query_key_value_ordering(
+        self, qkvz: mx.array, ba: mx.array, /
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array, mx.array, mx.array]:
+        """Return queries, keys, values, gate, write strength and decay, by head."""
+
+
+class HybridLayer(Protocol[DeltaT]):
+    """A decoder layer: `linear_attn` or `self_attn`, then an MLP."""
+
+    is_linear: bool
+    linear_attn: DeltaT
+    self_attn: AttentionModule
+    input_layernorm: Norm
+    post_attention_layernorm: Norm
+    mlp: Linear
+
+
+class HybridTrunk(Protocol[DeltaT]):
+    """A trunk of such layers."""
+
+    embed_tokens: Embedding
+    layers: Sequence[HybridLayer[DeltaT]]
+    norm: Norm
+    fa_idx: int
+    pipeline_size: int
+
+
+class Qwen35Text(Protocol):
+    """Qwen3.5's language model, without the multimodal wrapper."""
+
+    model: HybridTrunk[SplitProjections]
+    sharding_group: mx.distributed.Group | None
+
+
+class Qwen35Model(Protocol):
+    """Qwen3.5's model class: the language model is an attribute of it."""
+
+    language_model: Qwen35Text
+
+
+class Qwen3NextModel(Protocol):
+    """Qwen3-Next's model class."""
+
+    model: HybridTrunk[FusedProjections]
+
+
+# Families that have multi-token-prediction heads.
+
+
+class LayerArgs(Protocol):
+    """The arguments of a family that shape a decoder layer."""
+
+    hidden_size: int
+    intermediate_size: int
+    rms_norm_eps: float
+    num_experts: int
+    full_attention_interval: int
+    decoder_sparse_step: int
+    mlp_only_layers: list[int]
+
+
+class HeadTrunk(Protocol):
+    """The module under the output matrix."""
+
+    embed_tokens: Embedding
+    norm: Norm
+
+
+class HeadTarget(Protocol):
+    """The module that holds the output matrix, if the model has one of its own."""
+
+    args: LayerArgs
+    model: HeadTrunk
+
+
+class ShardedTarget(Protocol):
+    """A target whose output matrix may be split over processes."""
+
+    sharding_group: mx.distributed.Group | None

@@ -1,4 +1,4 @@
-"""Every way of choosing tokens, against the laws of the conformance kit."""
+"""Every way of choosing tokens, against the contracts of the conformance kit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mlx.core as mx
 from speculate import Sampling
 from speculate.protocols import Sampler
 from speculate.sampling.sampler import Choosing
-from speculate.testing.suites import SamplerTests
+from speculate.testing import SamplerTests
 
 ALL = Sampling(
     temperature=0.9,

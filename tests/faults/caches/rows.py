@@ -6,10 +6,10 @@ from typing import Any, Self
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
+from speculate.testing.suites import CacheTests
 
 from speculate.backends.base import TrimsByOffset
 from speculate.protocols import Rollbackable
-from speculate.testing.suites import CacheTests
 
 
 class Rows(TrimsByOffset, KVCache):

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache
+from speculate.testing.suites import CacheTests
 
 from speculate.backends.group import GroupMember
 from speculate.protocols import Rollbackable
-from speculate.testing.suites import CacheTests
 
 
 class RingWithSnapshots(GroupMember, RotatingKVCache):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import mlx.core as mx
+from speculate.testing.toy_layers import WIDTH
 
 from speculate.errors import OptionError
 from speculate.protocols import Forward, Rollbackable
-from speculate.testing.toy_layers import WIDTH
 from tests.faults.heads.toys import Toy, ToyTests
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import mlx.core as mx
+from speculate.testing.suites import HeadTests
+from speculate.testing.toy_layers import WIDTH
 
 from speculate.protocols import Forward, MTPHead, Rollbackable
 from speculate.testing import ToyHead
-from speculate.testing.suites import HeadTests
-from speculate.testing.toy_layers import WIDTH
 
 
 class Toy:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from mlx_lm.models import granite
+from speculate.testing.suites import ModelTests
 
 from speculate import SpeculativeModel
 from speculate.models.adapter import DenseAdapter
 from speculate.protocols import StockModel
-from speculate.testing.suites import ModelTests
 from tests import tiny
 
 

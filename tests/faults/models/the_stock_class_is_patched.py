@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+from speculate.testing.suites import ModelTests
 
 from speculate import SpeculativeModel
 from speculate.models.adapter import DenseAdapter
 from speculate.protocols import Forward, StockModel
-from speculate.testing.suites import ModelTests
 from tests import tiny
 from tests.faults.planting import Patch
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import mlx.core as mx
+from speculate.testing.suites import ModelTests
 
 from speculate import SpeculativeModel
 from speculate.protocols import StockModel
 from speculate.testing import ToyModel
-from speculate.testing.suites import ModelTests
 from tests.decoding.watched import PassingModel
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from speculate.testing.suites import ProposerTests
+
 from speculate import DraftModel, SpeculativeModel
 from speculate.proposers import draft_model
 from speculate.protocols import Proposer
 from speculate.testing import ToyModel
-from speculate.testing.suites import ProposerTests
 from tests.faults.planting import Patch
 from tests.proposers.test_unknown_ids import Strict
 

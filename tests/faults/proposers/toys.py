@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import mlx.core as mx
+from speculate.testing.suites import ProposerTests
 
 from speculate import DraftModel, SpeculativeModel
 from speculate.protocols import Choose, Commit, Draft, Proposer
 from speculate.testing import ToyModel
-from speculate.testing.suites import ProposerTests
 
 
 class Passing:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from speculate.testing.suites import SamplerTests
+
 from speculate import Sampling
 from speculate.protocols import Sampler
 from speculate.sampling.acceptance import Rule
 from speculate.sampling.filters import Law
 from speculate.sampling.processors import Processors
 from speculate.sampling.sampler import Pipeline
-from speculate.testing.suites import SamplerTests
 
 LAW = Law(Sampling(temperature=0.8, seed=3), 3)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from speculate.testing.suites import StrategyTests
+
 from speculate import PromptLookup
 from speculate.protocols import Plan, Proposer, Round, Strategy
-from speculate.testing.suites import StrategyTests
 
 
 class Toy:

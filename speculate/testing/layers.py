@@ -143,7 +143,7 @@ def _visible(mask: Mask, count: int, rows: int) -> mx.array:
 
 
 @final
-class RecurrentLayer:
+class StateLayer:
     """A layer with a convolution window and a state that depends on every token ever fed.
 
     Args:

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import (
 from speculate.backends.adopt import adopt
 from speculate.protocols import Rollbackable
 from speculate.testing import CacheTests
-from speculate.testing.layers import AttentionLayer, CacheListLayer, Layer, RecurrentLayer
+from speculate.testing.layers import AttentionLayer, CacheListLayer, Layer, StateLayer
 
 
 class Adopted(CacheTests):
@@ -73,7 +73,7 @@ class TestState(Adopted):
         return [ArraysCache(2)]
 
     def layers(self) -> Sequence[Layer]:
-        return [RecurrentLayer(records=self.records)]
+        return [StateLayer(records=self.records)]
 
 
 class TestStateWithoutRecords(TestState):
@@ -88,7 +88,7 @@ class TestList(Adopted):
         return [CacheList(ArraysCache(2), KVCache())]
 
     def layers(self) -> Sequence[Layer]:
-        return [CacheListLayer([RecurrentLayer(records=self.records), AttentionLayer()])]
+        return [CacheListLayer([StateLayer(records=self.records), AttentionLayer()])]
 
 
 class TestListWithoutRecords(TestList):
@@ -103,7 +103,7 @@ class TestHybrid(Adopted):
         return [ArraysCache(2), KVCache(), RotatingKVCache(max_size=8)]
 
     def layers(self) -> Sequence[Layer]:
-        return [RecurrentLayer(records=self.records), AttentionLayer(), AttentionLayer()]
+        return [StateLayer(records=self.records), AttentionLayer(), AttentionLayer()]
 
 
 class TestHybridWithoutRecords(TestHybrid):

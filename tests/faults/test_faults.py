@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -46,3 +47,21 @@ def test_a_planted_fault_is_caught(name: str) -> None:
 def test_a_planted_fault_is_caught_every_time(name: str) -> None:
     for _ in range(10):
         check_caught(name)
+
+
+CORRECT = (
+    caches.Rows,
+    heads.Toy,
+    models.Toy,
+    proposers.Delegating,
+    proposers.Lookup,
+    strategies.Toy,
+)
+
+
+@pytest.mark.parametrize("part", CORRECT, ids=lambda part: f"{part.__module__}.{part.__name__}")
+def test_without_a_fault_every_contract_holds(part: type[Any]) -> None:
+    suite = type(part.__name__, (part.suite,), {"part": part})
+    for name in dir(suite):
+        if name.startswith("test_"):
+            getattr(suite(), name)()

@@ -13,7 +13,6 @@ from speculate.backends.arrays import RewindableArraysCache
 from speculate.protocols import Entries
 
 Patch = pytest.MonkeyPatch
-
 Restore = Callable[[int], Entries]
 Change = Callable[[int, Restore, Any], tuple[Restore, Any]]
 C = TypeVar("C", bound=type[Any])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 import mlx.core as mx
 from typing_extensions import override
 
 from speculate.backends.group import CacheGroup, CanTrim, GroupMember
 from speculate.errors import RewindError
+from speculate.protocols import Rollbackable
 
 STEP: Final = 256
 """Rows that a buffer grows by, as in mlx-lm."""
@@ -90,6 +91,6 @@ class TrimsByOffset(GroupMember):
 
     @override
     def _described(self) -> list[str]:
-        held = self.arrays()
+        held = cast(Rollbackable, self).arrays()
         capacity = f" of {held[0].shape[-2]}" if held else ""
         return [*super()._described(), f"{self.rows()}{capacity} rows"]

@@ -1,4 +1,4 @@
-"""Fakes that give a test full control: who drafts what, how much, and who hears of it."""
+"""Fakes that give a test full control over drafts, plans, observers and time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ from speculate.protocols import (
 
 @final
 class ScriptedProposer:
-    """Knows the text, and is wrong exactly where it is told to be.
+    """Drafts a known sequence, wrong exactly where a test wants it.
 
     Args:
-        text: Ids of the whole text, prompt included. Behind its end it drafts id 0.
-        wrong: `wrong(draft number)` gives the index in that draft that is off by one, or
-            `None` for a draft without a mistake.
+        text: Ids of the whole sequence, prompt included. After its end it drafts id 0.
+        wrong: Called with the number of the draft, from 0. Returns the index of the token
+            that is off by one, or `None` for a correct draft.
         vocab_size: Ids wrap around here.
+        name: Of the proposer.
+
+    Attributes:
+        drafts: Number of drafts made.
+        commits: Every commit since `begin`.
     """
 
     def __init__(
@@ -50,7 +55,7 @@ class ScriptedProposer:
         return self._name
 
     def attach(self, target: SpeculativeModel, /) -> None:
-        """Drafts for any model."""
+        """Accept any model."""
 
     def begin(self, position: int, /) -> None:
         self._position = position
@@ -73,15 +78,18 @@ class ScriptedProposer:
         return Draft(mx.array(draft, dtype=mx.uint32))
 
     def settle(self) -> None:
-        """Has no cache."""
+        """Nothing to settle, since it has no cache."""
 
 
 @final
 class ScheduledStrategy:
-    """Plans from a list, over and over.
+    """Repeats a list of plans.
 
     Args:
-        plans: Who drafts and how much, round by round; a depth of 0 drafts nothing.
+        plans: Proposer and depth of each round; a depth of 0 drafts nothing.
+
+    Attributes:
+        rounds: Every observed round.
     """
 
     def __init__(self, plans: Sequence[tuple[Proposer, int]]) -> None:
@@ -108,10 +116,10 @@ class ScheduledStrategy:
 
 @final
 class RecordingObserver:
-    """Keeps every round that it hears of.
+    """Records every observed round.
 
     Attributes:
-        rounds: In order.
+        rounds: The rounds in order.
     """
 
     def __init__(self) -> None:
@@ -121,7 +129,7 @@ class RecordingObserver:
         self.rounds.append(round)
 
     def round_of(self, token: int) -> int:
-        """Index of the round that emitted a token, counted from 0; that of the last if none."""
+        """Index of the round that emitted token `token`, from 0; after the last, their number."""
         emitted = 0
         for round in self.rounds:
             emitted += round.emitted
@@ -131,8 +139,8 @@ class RecordingObserver:
 
 
 @final
-class MadeUpClock:
-    """A clock that goes only when it is told to: call it for the time, in seconds."""
+class ManualClock:
+    """A clock that moves only by `advance`: call it for the time in seconds."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -141,5 +149,5 @@ class MadeUpClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self._now += seconds

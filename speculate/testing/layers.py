@@ -1,38 +1,49 @@
-"""Stand-ins for a model's layers: they compute in whole numbers, and so the same on any device.
+"""Layers that use a cache in `CacheTests`, in place of a model's.
 
-What a layer gives for a token depends on every row or state that its cache shows it, and on
-nothing else. The order in which rows are seen does not matter, as in attention.
+They compute in whole numbers, and so identically on every device. The output of a layer for a
+token depends on every row or state that its cache shows, and on nothing else; as in attention,
+the order of rows does not matter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Final, cast, final
 
 import mlx.core as mx
 from typing_extensions import Protocol, runtime_checkable
 
+from speculate.backends.group import group_of
 from speculate.protocols import Entries, RecordsRollback
 
 VOCAB: Final = 64
+"""Number of token ids that the layers know."""
+
 WIDTH: Final = 32
-"""Numbers of a row: as many as a group of quantised rows needs."""
+"""Numbers in a row: as many as a group of quantised rows needs."""
 
 HEADS: Final = 4
-"""So many that a buffer of rows is larger than what MLX shares rather than copies."""
+"""Heads of a row: enough that MLX copies a slice of the buffer rather than sharing it."""
 
 TAPS: Final = 3
+"""Rows of the convolution window before the current one."""
+
 MODULUS: Final = 251
+"""All numbers are taken modulo this, so that float32 holds sums of rows exactly."""
+
+Mask = mx.array | str | None
+"""`None` if everything is visible, "causal", or `(T, rows)`, true where a token sees a row."""
 
 
 class Layer(Protocol):
-    """What a layer does to its cache."""
+    """What a layer of a model does to its cache."""
 
     def __call__(self, cache: object, tokens: mx.array, /) -> mx.array:
         """Feed tokens as a layer of a model would.
 
         Args:
-            cache: Of mlx-lm, or what takes its place.
+            cache: A cache of mlx-lm, or its rewindable replacement.
             tokens: `(1, T)` ids below 64.
 
         Returns:
@@ -40,84 +51,80 @@ class Layer(Protocol):
         """
 
 
-class Rows(Protocol):
-    """A cache of keys and values, as far as a layer knows it."""
+class RowCache(Protocol):
+    """The part of a key-value cache that a layer uses."""
 
     offset: int
 
     def update_and_fetch(self, keys: mx.array, values: mx.array, /) -> tuple[mx.array, mx.array]:
-        """Add rows `(1, heads, T, width)`, and give all that a step may see."""
+        """Add rows `(1, heads, T, width)` and return all rows that the step may see."""
 
 
 @runtime_checkable
 class MakesMasks(Protocol):
-    """A cache that knows what the rows of a block may see."""
+    """A cache that knows which rows the tokens of a block may see."""
 
     def make_mask(self, N: int, *, return_array: bool, window_size: int | None) -> Mask:
-        """The mask for `N` tokens, made before they are written."""
+        """Make the mask for `N` tokens before they are written."""
 
 
-class States(Protocol):
-    """A cache of a recurrent layer."""
+class StateCache(Protocol):
+    """The part of a recurrent layer's cache that the layer uses."""
 
     def __getitem__(self, index: int, /) -> mx.array | None: ...
     def __setitem__(self, index: int, value: mx.array | None, /) -> None: ...
     def advance(self, n: int, /) -> None: ...
 
 
-class Listed(Protocol):
-    """A cache that holds several."""
+class ListCache(Protocol):
+    """A cache that holds several caches."""
 
     caches: Sequence[object]
 
 
-Mask = mx.array | str | None
-"""`None` where everything is seen, "causal", or `(T, rows)`, true where a token sees a row."""
-
-
 @final
-class Attention:
-    """Writes one row a token, and sums up the rows that cache and mask show.
+class AttentionLayer:
+    """A layer that writes one row per token and sums up the rows that cache and mask show.
 
     Args:
-        mask: Makes the mask of a block, given the cache and the tokens of the block; for
-            caches whose model makes it by itself. By default the cache is asked, and a block
-            of one that makes none is causal.
+        mask: Makes the mask of a block from the cache and the number of tokens, for caches
+            whose model makes the mask itself. By default the cache is asked; a block over a
+            cache without `make_mask` is causal.
     """
 
     def __init__(self, mask: Callable[[object, int], Mask] | None = None) -> None:
         self._mask = mask or _own_mask
-        self._table = table(seed=5)
+        self._table = _embedding(seed=5)
 
     def __call__(self, cache: object, tokens: mx.array, /) -> mx.array:
-        rows, count = cast(Rows, cache), tokens.shape[1]
+        rows, count = cast(RowCache, cache), tokens.shape[1]
         mask = self._mask(cache, count)
-        keys = positioned(self._table[tokens[0]], rows.offset)
-        seen, values = (unpacked(x) for x in rows.update_and_fetch(keys, MODULUS - keys))
+        keys = _positioned(self._table[tokens[0]], rows.offset)
+        seen, values = (_unpacked(x) for x in rows.update_and_fetch(keys, MODULUS - keys))
         visible = _visible(mask, count, seen.shape[0])[..., None]
         return mx.concatenate([(visible * seen).sum(1), (visible * values).sum(1)], axis=-1)
 
 
 def _own_mask(cache: object, count: int) -> Mask:
-    """As mlx-lm makes it for most models."""
+    """Make a mask as mlx-lm does for most models."""
     if isinstance(cache, MakesMasks):
         return cache.make_mask(count, return_array=False, window_size=None)
     return "causal" if count > 1 else None
 
 
-def table(seed: int) -> mx.array:
-    """A row of whole numbers for each id, `(64, 32)` int32."""
+def _embedding(seed: int) -> mx.array:
+    """One row of whole numbers per id, `(64, 32)` int32."""
     return mx.random.randint(0, MODULUS, (VOCAB, WIDTH), key=mx.random.key(seed))
 
 
-def positioned(rows: mx.array, offset: int) -> mx.array:
-    """Rows `(T, n)` that tell where in the text they are: `(1, heads, T, n)` float32."""
+def _positioned(rows: mx.array, offset: int) -> mx.array:
+    """Mix positions into rows `(T, n)`: `(1, heads, T, n)` float32."""
     position = mx.arange(offset, offset + rows.shape[0])[:, None] + mx.arange(HEADS)[:, None, None]
     return ((rows * (2 * position + 1) + position) % MODULUS).astype(mx.float32)[None]
 
 
-def unpacked(rows: object) -> mx.array:
-    """What a cache shows, `(rows, n)`, as whole numbers, quantised or not."""
+def _unpacked(rows: object) -> mx.array:
+    """The rows that a cache shows, quantised or not, as whole numbers `(rows, n)`."""
     if not isinstance(rows, mx.array):
         packed, scales, biases = cast("tuple[mx.array, mx.array, mx.array]", rows)
         group = WIDTH // scales.shape[-1]
@@ -136,19 +143,19 @@ def _visible(mask: Mask, count: int, rows: int) -> mx.array:
 
 
 @final
-class Recurrence:
-    """Has a conv window and a state that takes in all that was ever fed.
+class StateLayer:
+    """A layer with a convolution window and a state that depends on every token ever fed.
 
     Args:
-        records: Whether it says how to get back, or leaves it to the cache.
+        records: Whether the layer records how to rewind, or leaves that to the cache.
     """
 
     def __init__(self, *, records: bool) -> None:
         self._records = records
-        self._table = table(seed=7)
+        self._table = _embedding(seed=7)
 
     def __call__(self, cache: object, tokens: mx.array, /) -> mx.array:
-        slots, count = cast(States, cache), tokens.shape[1]
+        slots, count = cast(StateCache, cache), tokens.shape[1]
         before = (slots[0], slots[1])
         window = mx.zeros((1, TAPS, WIDTH), mx.int32) if before[0] is None else before[0]
         state = mx.zeros((1, WIDTH), mx.int32) if before[1] is None else before[1]
@@ -169,17 +176,42 @@ class Recurrence:
 
 
 @final
-class Together:
-    """Several layers behind one cache that holds several.
+class CacheListLayer:
+    """Several layers that share one cache which holds several.
 
     Args:
-        parts: One for each of them.
+        parts: One layer for each of the caches inside.
     """
 
     def __init__(self, parts: Sequence[Layer]) -> None:
         self._parts = list(parts)
 
     def __call__(self, cache: object, tokens: mx.array, /) -> mx.array:
-        members = cast(Listed, cache).caches
+        members = cast(ListCache, cache).caches
         pairs = zip(self._parts, members, strict=True)
         return mx.concatenate([part(member, tokens) for part, member in pairs], axis=-1)
+
+
+def run_layers(layers: Sequence[Layer], caches: Sequence[object], tokens: mx.array) -> mx.array:
+    """Run every layer over its own cache.
+
+    Args:
+        layers: The layers.
+        caches: One for each layer.
+        tokens: `(1, T)` ids.
+
+    Returns:
+        `(T, n)` float32: what the layers see, side by side.
+    """
+    seen = [layer(cache, tokens) for layer, cache in zip(layers, caches, strict=True)]
+    return mx.concatenate([rows.astype(mx.float32) for rows in seen], axis=-1)
+
+
+def forward(layers: Sequence[Layer], caches: Sequence[object], tokens: mx.array) -> mx.array:
+    """Run the layers as one forward, atomic if the caches form a group.
+
+    Arguments and result are those of `run_layers`.
+    """
+    group = group_of(caches)
+    with nullcontext(tokens) if group is None else group.block(tokens) as fed:
+        return run_layers(layers, caches, fed)

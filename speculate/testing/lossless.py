@@ -1,4 +1,4 @@
-"""The promise as a whole: whoever drafts, text and scores are those of plain decoding."""
+"""`assert_lossless`: speculative decoding returns the tokens and logits of plain decoding."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from speculate.decoding.decoder import Decoder
 from speculate.protocols import Proposer, SpeculativeModel
 from speculate.sampling.options import Sampling
 from speculate.strategies.fixed import Off
-from speculate.testing.broken import at, law, require
-from speculate.testing.driving import distances, feed, logprobs
+from speculate.testing._model_harness import distances, feed, log_softmax
+from speculate.testing.contract import at_step, contract, require
 from speculate.testing.fakes import RecordingObserver, ScheduledStrategy, ScriptedProposer
 
 DEPTHS: Final = (4, 0, 1, 2, 7)
+"""Tokens to draft, in random order."""
+
 PROMPTS: Final = (1, 9)
-"""Tokens of the prompts that are made up: alone, and just beyond a window of 8."""
+"""Tokens of the random prompts: one, and just more than a window of 8."""
 
 WRONG: Final = (None, 0, 1, 2, 3)
-"""Which draft of a block is wrong, in turn."""
+"""Which token of a scripted draft is wrong, draft by draft; `None` for none."""
 
 COLD: Final = "those of a cold prefill by the model itself"
+"""How errors name the reference."""
 
 
-@law
+@contract
 def assert_lossless(
     model: SpeculativeModel,
     proposers: Sequence[Proposer] = (),
@@ -39,30 +42,31 @@ def assert_lossless(
     tolerance: float = 0.0,
     seed: int = 0,
 ) -> None:
-    """Decode with somebody else drafting in every round, and compare with plain decoding.
+    """Decode with a random proposer in every round, and compare with plain decoding.
 
-    Besides the given proposers one drafts that knows the text and is wrong in chosen places,
-    so that whatever can be rejected is. The next logits of every round are compared with those
-    of a cold prefill of the committed text, and so is what the caches hold in the end.
+    A scripted proposer joins the given ones: it knows the output and is wrong in chosen places,
+    so that a draft is rejected at every depth. The logits of every token are compared with
+    those of a cold prefill, and so are the logits over the caches afterwards.
 
     Args:
         model: The target.
-        proposers: Who drafts.
-        prompts: Ids. By default random ones of 1 and of 9 tokens.
-        tokens: To decode after each. Take more than two windows of the model.
-        depths: Of the drafts, in random order; 0 is a round without one.
-        sampling: Greedy, or mode "coupled" with a seed.
-        tolerance: How far apart log-probabilities may be, in units of the largest. 0 is right
-            on the CPU; elsewhere blocks and single rows may round differently, and where two
-            tokens are closer than this the text may part.
-        seed: Of the order in which everybody drafts.
+        proposers: Proposers to draft with.
+        prompts: Token ids. By default random ones of 1 and of 9 tokens.
+        tokens: Tokens to decode after each prompt: best more than two windows of the model.
+        depths: Tokens to draft, in random order; 0 is a round without a draft.
+        sampling: Greedy if omitted; otherwise mode "coupled" with a seed.
+        tolerance: How far log-probabilities may be off, in units of the largest. Use 0 on the
+            CPU. Elsewhere blocks and single rows may round differently, and the output may
+            differ where two tokens are closer than this.
+        seed: Of the random order of proposers and depths.
 
     Raises:
-        BrokenLawError: Names the round and the position in the text that are wrong.
+        ContractError: Names the first round and position that differ.
     """
-    dice = random.Random(seed)
-    texts = [_made_up(model, count, dice) for count in PROMPTS] if prompts is None else prompts
-    for prompt in texts:
+    rng = random.Random(seed)
+    if prompts is None:
+        prompts = [_random_ids(model, count, rng) for count in PROMPTS]
+    for prompt in prompts:
         plain = _ids(Decoder(model, Off(), sampling).generate(prompt, tokens))
         scripted = ScriptedProposer(
             [*prompt, *plain],
@@ -70,14 +74,14 @@ def assert_lossless(
             vocab_size=model.vocab_size,
             name="assert_lossless",
         )
-        everyone = [*proposers, scripted]
-        plans = [(dice.choice(everyone), dice.choice(depths)) for _ in range(tokens)]
-        plans += [(proposer, 0) for proposer in everyone]
+        pool = [*proposers, scripted]
+        plans = [(rng.choice(pool), rng.choice(depths)) for _ in range(tokens)]
+        plans += [(proposer, 0) for proposer in pool]
         _compare(model, prompt, plain, plans, sampling, tolerance)
 
 
-def _made_up(model: SpeculativeModel, count: int, dice: random.Random) -> list[int]:
-    return [dice.randrange(model.vocab_size) for _ in range(count)]
+def _random_ids(model: SpeculativeModel, count: int, rng: random.Random) -> list[int]:
+    return [rng.randrange(model.vocab_size) for _ in range(count)]
 
 
 def _ids(tokens: Iterable[Token]) -> list[int]:
@@ -92,7 +96,7 @@ def _compare(
     sampling: Sampling | None,
     tolerance: float,
 ) -> None:
-    """One text with drafts, its scores, and what it leaves in the caches."""
+    """Decode one prompt with drafts, and compare tokens, logits and caches."""
     observer = RecordingObserver()
     caches: list[object] = [*model.make_cache()]
     decoder = Decoder(model, ScheduledStrategy(plans), sampling, observer=observer)
@@ -100,27 +104,26 @@ def _compare(
     try:
         found.extend(decoder.generate(prompt, len(plain), caches))
     except Exception as error:
-        with at(len(observer.rounds), len(prompt) + len(found)):
+        with at_step(len(observer.rounds), len(prompt) + len(found)):
             raise error
-    text = [*prompt, *_ids(found)]
-    # Row i of a cold prefill is what a prefill of the first i + 1 tokens alone gives last.
+    sequence = [*prompt, *_ids(found)]
+    # Row i of a cold prefill is the last row of a prefill of the first i + 1 tokens.
     cold = model.make_cache()
-    scores = logprobs(feed(model, text, cold))[len(prompt) - 1 :]
-    largest = tolerance * cast(float, mx.abs(scores).max().item())
-    apart = distances(mx.stack([token.logprobs for token in found]), scores[:-1])
+    expected = log_softmax(feed(model, sequence, cold))[len(prompt) - 1 :]
+    limit = tolerance * cast(float, mx.abs(expected).max().item())
+    differences = distances(mx.stack([token.logprobs for token in found]), expected[:-1])
     for index, token in enumerate(found):
-        with at(observer.round_of(index), len(prompt) + index):
-            require(
-                apart[index] <= largest,
-                f"next logits are {apart[index]} from {COLD}",
-            )
+        with at_step(observer.round_of(index), len(prompt) + index):
+            off = differences[index]
+            require(off <= limit, f"next logits are {off} from {COLD}")
             if token.id != plain[index]:
-                gap = cast(float, (scores[index][plain[index]] - scores[index][token.id]).item())
-                near = sampling is None and abs(gap) <= largest
+                row = expected[index]
+                gap = cast(float, (row[plain[index]] - row[token.id]).item())
+                near = sampling is None and abs(gap) <= limit
                 said = f"token {token.id} instead of plain decoding's {plain[index]}, {gap} apart"
                 require(near, said)
                 return
-    with at(len(observer.rounds), len(text)):
-        left, expected = (feed(model, text[:1], held) for held in (model.adopt(caches), cold))
-        (off,) = distances(left, expected)
-        require(off <= largest, f"the caches left behind give logits {off} from {COLD}")
+    with at_step(len(observer.rounds), len(sequence)):
+        left, reference = (feed(model, sequence[:1], held) for held in (model.adopt(caches), cold))
+        (off,) = distances(left, reference)
+        require(off <= limit, f"the caches afterwards give logits {off} from {COLD}")

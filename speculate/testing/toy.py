@@ -1,14 +1,15 @@
-"""A model that is tiny, deterministic, and of every kind: attention, recurrence, and a window.
+"""`ToyModel` and `ToyHead`: tiny, deterministic models with caches of every kind.
 
-Attention feeds the recurrence, and that feeds a sliding window: a mistake in any cache reaches
+Attention feeds a recurrence, which feeds a sliding window, so that a fault in any cache reaches
 the logits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import final
+from typing import Final, cast, final
 
 import mlx.core as mx
 
@@ -18,20 +19,92 @@ from speculate.backends.group import group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.errors import OptionError
-from speculate.protocols import Forward, MTPHead, Rollbackable
-from speculate.testing.toy_layers import WIDTH, Attention, Recurrence, normed, weights
+from speculate.protocols import Entries, Forward, MTPHead, RecordsRollback, Rollbackable
+from speculate.testing.layers import MakesMasks, RowCache, StateCache
+
+WIDTH: Final = 32
+"""Width of the hidden states."""
+
+HEADS: Final = 2
+"""Attention heads."""
+
+TAPS: Final = 3
+"""Rows of the convolution window before the current one."""
+
+
+def _weights(seed: int, rows: int, columns: int) -> mx.array:
+    """A random matrix, large enough that its layer affects the logits."""
+    return mx.random.normal((rows, columns), key=mx.random.key(seed)) * (3 / math.sqrt(WIDTH))
+
+
+def _normed(x: mx.array) -> mx.array:
+    """Scale rows to a root mean square of 1."""
+    return mx.fast.rms_norm(x, None, 1e-5)
+
+
+@final
+class ToyAttention:
+    """Causal attention over the rows that a cache shows."""
+
+    def __init__(self, seed: int) -> None:
+        self._projections = _weights(seed, WIDTH, 3 * WIDTH)
+        self._output = _weights(seed + 1, WIDTH, WIDTH)
+
+    def __call__(self, x: mx.array, cache: object) -> mx.array:
+        rows, count = cast(RowCache, cache), x.shape[1]
+        parts = (x @ self._projections).reshape(1, count, 3 * HEADS, WIDTH // HEADS)
+        q, k, v = mx.split(parts.transpose(0, 2, 1, 3), 3, axis=1)
+        q, k = (self._rotated(part, rows.offset) for part in (q, k))
+        mask = cast(MakesMasks, cache).make_mask(count, return_array=False, window_size=None)
+        k, v = rows.update_and_fetch(k, v)
+        scale = 1 / math.sqrt(WIDTH // HEADS)
+        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+        return out.transpose(0, 2, 1, 3).reshape(1, count, WIDTH) @ self._output
+
+    def _rotated(self, x: mx.array, offset: int) -> mx.array:
+        return mx.fast.rope(x, x.shape[-1], traditional=False, base=1e4, scale=1.0, offset=offset)
+
+
+@final
+class ToyRecurrence:
+    """A short convolution whose output is added to a decaying state."""
+
+    def __init__(self, seed: int) -> None:
+        self._taps = _weights(seed, TAPS + 1, WIDTH)
+        self._decay = mx.sigmoid(_weights(seed + 1, 1, WIDTH))
+
+    def __call__(self, x: mx.array, cache: object) -> mx.array:
+        slots, count = cast(StateCache, cache), x.shape[1]
+        before = (slots[0], slots[1])
+        window = mx.zeros((1, TAPS, WIDTH)) if before[0] is None else before[0]
+        state = mx.zeros((1, WIDTH)) if before[1] is None else before[1]
+        rows = mx.concatenate([window, x], axis=1)
+        states = []
+        for t in range(count):
+            mixed = (rows[:, t : t + TAPS + 1] * self._taps).sum(axis=1)
+            state = self._decay * state + mixed * mx.sigmoid(mixed)
+            states.append(state)
+
+        def after(m: int) -> Entries:
+            return mx.contiguous(rows[:, m : m + TAPS]), states[m - 1]
+
+        slots[0], slots[1] = after(count)
+        slots.advance(count)
+        if isinstance(cache, RecordsRollback) and cache.recording():
+            cache.record_rollback(count, after, before)
+        return mx.stack(states, axis=1)
 
 
 @final
 class ToyModel:
-    """A `SpeculativeModel` with random weights, which takes milliseconds to run.
+    """A `SpeculativeModel` with random weights whose forward takes milliseconds.
 
     Args:
         seed: Of the weights. The same seed makes the same model.
         vocab_size: Columns of the logits.
         window: Rows that the sliding layer sees.
-        head: A head, a `ToyHead` for example.
-        eos_token_ids: Ids that end a text.
+        head: A multi-token-prediction head, such as a `ToyHead`.
+        eos_token_ids: Ids that end a sequence.
     """
 
     def __init__(
@@ -48,11 +121,11 @@ class ToyModel:
         self._head = head
         self._eos = frozenset(eos_token_ids)
         seeds = range(10 * seed, 10 * seed + 9)
-        self._embedding = weights(seeds[0], vocab_size, WIDTH)
-        self._full = Attention(seeds[1])
-        self._recurrence = Recurrence(seeds[3])
-        self._sliding = Attention(seeds[5])
-        self._output = weights(seeds[7], WIDTH, vocab_size)
+        self._embedding = _weights(seeds[0], vocab_size, WIDTH)
+        self._full = ToyAttention(seeds[1])
+        self._recurrence = ToyRecurrence(seeds[3])
+        self._sliding = ToyAttention(seeds[5])
+        self._output = _weights(seeds[7], WIDTH, vocab_size)
 
     @property
     def vocab_size(self) -> int:
@@ -97,10 +170,10 @@ class ToyModel:
     def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         full, state, sliding = cache
         h = self._embedding[tokens]
-        h = h + self._full(normed(h), full)
-        h = h + self._recurrence(normed(h), state)
-        h = h + self._sliding(normed(h), sliding)
-        hidden = normed(h)
+        h = h + self._full(_normed(h), full)
+        h = h + self._recurrence(_normed(h), state)
+        h = h + self._sliding(_normed(h), sliding)
+        hidden = _normed(h)
         return Forward(hidden @ self._output, hidden)
 
 
@@ -115,10 +188,10 @@ class ToyHead:
 
     def __init__(self, seed: int = 0, *, vocab_size: int = 64) -> None:
         seeds = range(10 * seed, 10 * seed + 9)
-        self._embedding = weights(seeds[0], vocab_size, WIDTH)
-        self._joint = weights(seeds[2], 2 * WIDTH, WIDTH)
-        self._attention = Attention(seeds[4])
-        self._output = weights(seeds[7], WIDTH, vocab_size)
+        self._embedding = _weights(seeds[0], vocab_size, WIDTH)
+        self._joint = _weights(seeds[2], 2 * WIDTH, WIDTH)
+        self._attention = ToyAttention(seeds[4])
+        self._output = _weights(seeds[7], WIDTH, vocab_size)
 
     def make_cache(self, position: int = 0) -> list[Rollbackable]:
         caches: list[Rollbackable] = [RewindableKVCache(position)]
@@ -129,7 +202,7 @@ class ToyHead:
             raise OptionError(f"hidden is {hidden.shape} for tokens {tokens.shape}")
         group = group_of(cache)
         with nullcontext(tokens) if group is None else group.block(tokens) as fed:
-            pair = mx.concatenate([normed(self._embedding[fed]), hidden], axis=-1)
+            pair = mx.concatenate([_normed(self._embedding[fed]), hidden], axis=-1)
             h = pair @ self._joint
-            out = normed(h + self._attention(normed(h), cache[0]))
+            out = _normed(h + self._attention(_normed(h), cache[0]))
         return Forward(out @ self._output, out)

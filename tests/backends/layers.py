@@ -8,22 +8,23 @@ from typing import Final
 import mlx.core as mx
 
 from speculate.backends.group import CacheGroup, group_of
-from speculate.testing.kinds import CacheKind, run
+from speculate.testing._cache_harness import CacheSpec
+from speculate.testing.layers import run_layers
 from tests.backends import test_kinds as kinds
 from tests.backends.driving import Caches
 
-KINDS: Final[dict[str, CacheKind]] = {
-    "rows": kinds.TestRows().kind(),
-    "quantised rows": kinds.TestQuantisedRows().kind(),
-    "window": kinds.TestWindow().kind(),
-    "window of 1": kinds.TestWindowOfOne().kind(),
-    "window with sinks": kinds.TestWindowWithSinks().kind(),
-    "state": kinds.TestState().kind(),
-    "state without records": kinds.TestStateWithoutRecords().kind(),
-    "list": kinds.TestList().kind(),
-    "list without records": kinds.TestListWithoutRecords().kind(),
-    "hybrid": kinds.TestHybrid().kind(),
-    "hybrid without records": kinds.TestHybridWithoutRecords().kind(),
+KINDS: Final[dict[str, CacheSpec]] = {
+    "rows": kinds.TestRows().spec(),
+    "quantised rows": kinds.TestQuantisedRows().spec(),
+    "window": kinds.TestWindow().spec(),
+    "window of 1": kinds.TestWindowOfOne().spec(),
+    "window with sinks": kinds.TestWindowWithSinks().spec(),
+    "state": kinds.TestState().spec(),
+    "state without records": kinds.TestStateWithoutRecords().spec(),
+    "list": kinds.TestList().spec(),
+    "list without records": kinds.TestListWithoutRecords().spec(),
+    "hybrid": kinds.TestHybrid().spec(),
+    "hybrid without records": kinds.TestHybridWithoutRecords().spec(),
 }
 """Each a list of layers whose caches are one group."""
 
@@ -57,7 +58,7 @@ def consume(
     layers = KINDS[kind].layers[:fail_after]
     with group(caches).block(mx.array(list(tokens), dtype=mx.uint32)[None]) as fed:
         if layers:
-            run(layers, caches[:fail_after], fed)
+            run_layers(layers, caches[:fail_after], fed)
         if fail_after is not None:
             raise ZeroDivisionError
 

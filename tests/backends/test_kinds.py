@@ -1,4 +1,4 @@
-"""Every backend, alone and with others in one list: the contracts of the conformance kit."""
+"""Every backend, alone and in a list with others, against the contracts of the kit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from mlx_lm.models.cache import (
 
 from speculate.backends.adopt import adopt
 from speculate.protocols import Rollbackable
-from speculate.testing.layers import Attention, Layer, Recurrence, Together
-from speculate.testing.suites import CacheTests
-from speculate.testing.suites.machine import anything_in_any_order_leaves_the_text
+from speculate.testing import CacheTests
+from speculate.testing.layers import AttentionLayer, CacheListLayer, Layer, StateLayer
 
 
 class Adopted(CacheTests):
@@ -74,7 +73,7 @@ class TestState(Adopted):
         return [ArraysCache(2)]
 
     def layers(self) -> Sequence[Layer]:
-        return [Recurrence(records=self.records)]
+        return [StateLayer(records=self.records)]
 
 
 class TestStateWithoutRecords(TestState):
@@ -89,7 +88,7 @@ class TestList(Adopted):
         return [CacheList(ArraysCache(2), KVCache())]
 
     def layers(self) -> Sequence[Layer]:
-        return [Together([Recurrence(records=self.records), Attention()])]
+        return [CacheListLayer([StateLayer(records=self.records), AttentionLayer()])]
 
 
 class TestListWithoutRecords(TestList):
@@ -104,7 +103,7 @@ class TestHybrid(Adopted):
         return [ArraysCache(2), KVCache(), RotatingKVCache(max_size=8)]
 
     def layers(self) -> Sequence[Layer]:
-        return [Recurrence(records=self.records), Attention(), Attention()]
+        return [StateLayer(records=self.records), AttentionLayer(), AttentionLayer()]
 
 
 class TestHybridWithoutRecords(TestHybrid):
@@ -131,4 +130,4 @@ KINDS = (
 @pytest.mark.parametrize("suite", KINDS)
 def test_any_order_for_long(suite: type[Adopted]) -> None:
     for number in range(4):
-        anything_in_any_order_leaves_the_text(suite().kind(), examples=100, steps=60, number=number)
+        suite().test_operations_in_any_order_keep_the_sequence(examples=100, steps=60, seed=number)

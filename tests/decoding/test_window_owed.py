@@ -11,8 +11,6 @@ from mlx_lm.models.cache import CacheList, make_prompt_cache
 
 from speculate import SpeculateError, speculation
 from speculate.models.adapter import DenseAdapter
-from speculate.testing.driving import Driven
-from speculate.testing.laws.models import whatever_is_rejected_leaves_no_trace
 from tests import tiny
 from tests.backends.breaking import fused
 from tests.backends.driving import (
@@ -27,6 +25,7 @@ from tests.backends.driving import (
     stock,
 )
 from tests.backends.layers import consume, fresh, group
+from tests.decoding.window_contracts import Contracts
 
 TEXT = ids(12, seed=1)
 
@@ -71,7 +70,7 @@ def test_owed_tokens_outlive_the_window() -> None:
 
 def test_owed_tokens_add_up_over_rejections_and_are_paid_at_once() -> None:
     rounds = [(5, 1), (5, 3), (2, 1), (1, 1), (8, 4), (8, 8)]
-    whatever_is_rejected_leaves_no_trace(Driven(model("lfm2")), [8, 0, 1], rounds)
+    Contracts(model("lfm2")).test_rejected_tokens_leave_no_trace([8, 0, 1], rounds)
 
 
 def test_a_lent_list_does_not_lose_what_is_owed_in_silence() -> None:
@@ -105,7 +104,7 @@ def test_taking_over_what_is_owed() -> None:
 def test_owed_tokens_do_not_grow_without_bound() -> None:
     """A forward for five new tokens stays one, however many rounds were rejected."""
     driven, part = fused("lfm2", 0, "feed_forward")
-    whatever_is_rejected_leaves_no_trace(Driven(driven), [8], [(5, 1)] * 85)
+    Contracts(driven).test_rejected_tokens_leave_no_trace([8], [(5, 1)] * 85)
     # Besides the cold prefill that all is compared with.
     assert max(part.widths[2:]) <= 64 + 5, f"the last block has {part.widths[-1]} rows"
 

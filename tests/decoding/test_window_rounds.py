@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speculate import speculation
-from speculate.testing.driving import Driven
-from speculate.testing.laws.cutting import a_cut_leaves_no_trace
-from speculate.testing.laws.models import (
-    ROUNDS,
-    a_rewind_reaches_over_several_forwards,
-    whatever_is_rejected_leaves_no_trace,
-)
+from speculate.testing.models import ROUNDS
 from tests import tiny
 from tests.backends.driving import (
     ALL,
@@ -27,6 +21,7 @@ from tests.backends.driving import (
     ids,
     model,
 )
+from tests.decoding.window_contracts import Contracts
 
 
 def drafts(accepted: tuple[int, ...], depth: int = 3) -> list[tuple[int, int]]:
@@ -36,14 +31,14 @@ def drafts(accepted: tuple[int, ...], depth: int = 3) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("prompt", [1, 6, 8])
 def test_every_mistake_where_a_window_fills_up(prompt: int) -> None:
-    whatever_is_rejected_leaves_no_trace(Driven(model("gpt_oss")), [prompt])
+    Contracts(model("gpt_oss")).test_rejected_tokens_leave_no_trace([prompt])
 
 
 @pytest.mark.parametrize("family", ALL)
 def test_the_second_rewind_in_a_row(family: str) -> None:
     """A snapshot that the first rewind shifted, or left out, shows in the second."""
     rounds = drafts((0, 0, 2, 0, 3, 0, 3, 3, 0, 1, 0))
-    whatever_is_rejected_leaves_no_trace(Driven(model(family)), [11, 0], rounds)
+    Contracts(model(family)).test_rejected_tokens_leave_no_trace([11, 0], rounds)
 
 
 @pytest.mark.parametrize("family", [*HYBRIDS, "qwen3_5_moe", "lfm2"])
@@ -53,13 +48,13 @@ def test_recurrent_layers_behind_attention(family: str) -> None:
     if family.startswith("qwen3_5"):
         driven = adapted(tiny.hybrid(num_hidden_layers=8), tiny.recurrence(family))
     rounds = drafts((0, 1, 2) * 4)
-    whatever_is_rejected_leaves_no_trace(Driven(driven), [5], rounds)
+    Contracts(driven).test_rejected_tokens_leave_no_trace([5], rounds)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rounds_without_drafts_follow_accepted_ones(family: str) -> None:
     rounds = [(5, 5), (1, 1), (1, 1), (5, 4), (1, 1), (8, 1), (1, 1)]
-    whatever_is_rejected_leaves_no_trace(Driven(model(family)), [8], rounds)
+    Contracts(model(family)).test_rejected_tokens_leave_no_trace([8], rounds)
 
 
 @pytest.mark.parametrize(
@@ -72,21 +67,20 @@ def test_rounds_without_drafts_follow_accepted_ones(family: str) -> None:
 def test_a_rejected_draft_every_round_for_500_tokens(family: str) -> None:
     """Long enough that a sliding window's buffer fills up several times."""
     driven = adapted(tiny.windowed(layers=2)) if family == "gpt_oss" else model(family)
-    whatever_is_rejected_leaves_no_trace(Driven(driven, length=520), [8], drafts((0,) * 500, 4))
+    Contracts(driven, length=520).test_rejected_tokens_leave_no_trace([8], drafts((0,) * 500, 4))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("prompt", [*range(10), 23, 62, 63, 64, 129, 199])
 def test_next_logits_for_every_prompt(family: str, prompt: int) -> None:
-    driven = Driven(model(family), length=400)
-    whatever_is_rejected_leaves_no_trace(driven, [prompt], ROUNDS)
+    contracts = Contracts(model(family), length=400)
+    contracts.test_rejected_tokens_leave_no_trace([prompt], ROUNDS)
     every_prefix = [(width, kept) for width in range(1, 10) for kept in range(width + 1)]
-    whatever_is_rejected_leaves_no_trace(driven, [prompt], every_prefix)
-    a_rewind_reaches_over_several_forwards(driven, prompt, [(9,), (2, 5), (1,) * 7])
+    contracts.test_rejected_tokens_leave_no_trace([prompt], every_prefix)
+    contracts.test_a_rewind_spans_several_forwards(prompt, [(9,), (2, 5), (1,) * 7])
     if family in CUT_ANYWHERE:
-        for singly in (False, True):
-            a_cut_leaves_no_trace(driven, prompt, range(1, 10), singly=singly)
+        contracts.test_a_trimmed_block_leaves_no_trace(prompt, range(1, 10))
 
 
 @pytest.mark.parametrize("family", ALL)

@@ -13,9 +13,7 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from speculate import SpeculativeModel
 from speculate.models.adapter import StockAdapter
 from speculate.protocols import Rollbackable
-from speculate.testing.driving import Driven
-from speculate.testing.laws import cutting as laws
-from speculate.testing.laws.models import ROUNDS, whatever_is_rejected_leaves_no_trace
+from speculate.testing.models import ROUNDS
 from tests import tiny
 from tests.backends.driving import (
     Caches,
@@ -35,6 +33,7 @@ from tests.backends.driving import (
     trim_all,
 )
 from tests.decoding.watched import PassingModel
+from tests.decoding.window_contracts import Contracts
 
 
 @cache
@@ -44,14 +43,14 @@ def sliding(window: int) -> StockAdapter:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 64])
 def test_windows_of_any_size(window: int) -> None:
-    driven = Driven(sliding(window), length=240)
-    whatever_is_rejected_leaves_no_trace(driven, [0])
-    whatever_is_rejected_leaves_no_trace(driven, [window - 1, 2 * window], ROUNDS[::4])
+    contracts = Contracts(sliding(window), length=240)
+    contracts.test_rejected_tokens_leave_no_trace([0])
+    contracts.test_rejected_tokens_leave_no_trace([window - 1, 2 * window], ROUNDS[::4])
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_a_cut_leaves_no_trace_in_a_small_window(window: int) -> None:
-    laws.a_cut_leaves_no_trace(Driven(sliding(window)), window + 1, [1, 5])
+    Contracts(sliding(window)).test_a_trimmed_block_leaves_no_trace(window + 1, [1, 5])
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
@@ -71,8 +70,8 @@ def test_windows_without_attention_sinks() -> None:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     driven = adapted(tiny.dense(layer_types=kinds, sliding_window=tiny.WINDOW))
     assert isinstance(driven.make_cache()[0], RotatingKVCache)
-    whatever_is_rejected_leaves_no_trace(Driven(driven), [6])
-    laws.a_cut_leaves_no_trace(Driven(driven), tiny.WINDOW + 1, [4])
+    Contracts(driven).test_rejected_tokens_leave_no_trace([6])
+    Contracts(driven).test_a_trimmed_block_leaves_no_trace(tiny.WINDOW + 1, [4])
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_5"])
@@ -99,8 +98,8 @@ def test_prefill_longer_than_the_buffer(prompt: int) -> None:
             if piece:
                 feed(model("gpt_oss"), caches, piece)
         assert_same(holding(caches), whole, f"after {first}, then {prompt - first}")
-    driven = Driven(model("gpt_oss"), length=300)
-    whatever_is_rejected_leaves_no_trace(driven, [prompt - 1], ROUNDS[::3])
+    contracts = Contracts(model("gpt_oss"), length=300)
+    contracts.test_rejected_tokens_leave_no_trace([prompt - 1], ROUNDS[::3])
 
 
 def test_a_block_as_long_as_the_recorded_window_can_be_taken_back() -> None:
@@ -190,7 +189,7 @@ def test_blocks_see_the_sinks_as_single_steps_do(size: int, prompt: int) -> None
         pieces = [text[: prompt - 1], *([token] for token in text[prompt - 1 :])]
         return mx.concatenate([feed(sized, caches, piece) for piece in pieces if piece])
 
-    whatever_is_rejected_leaves_no_trace(Driven(sized, length=130, oracle=stepped), [prompt - 1])
+    Contracts(sized, length=130, oracle=stepped).test_rejected_tokens_leave_no_trace([prompt - 1])
 
 
 def test_sinks_stay_when_the_buffer_fills_up() -> None:

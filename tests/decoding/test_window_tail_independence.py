@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from speculate import speculation
-from speculate.testing.driving import Driven
-from speculate.testing.laws.cutting import a_cut_leaves_no_trace
 from tests import tiny
 from tests.backends.driving import (
     CUT_ANYWHERE,
@@ -23,6 +21,7 @@ from tests.backends.driving import (
     speculate_all,
     trim_all,
 )
+from tests.decoding.window_contracts import Contracts
 
 
 @pytest.mark.parametrize("family", CUT_ANYWHERE)
@@ -43,12 +42,12 @@ def test_every_width_cut_to_every_prefix_past_a_wrap(family: str) -> None:
 
 @pytest.mark.parametrize("prompt", [1, tiny.WINDOW - 3, tiny.WINDOW])
 def test_cuts_across_a_wrap(prompt: int) -> None:
-    a_cut_leaves_no_trace(Driven(model("gpt_oss")), prompt, [5, 9])
+    Contracts(model("gpt_oss")).test_a_trimmed_block_leaves_no_trace(prompt, [5, 9])
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_cuts_to_less_than_a_conv_window(family: str) -> None:
-    a_cut_leaves_no_trace(Driven(model(family)), 1, [1, 4])
+    Contracts(model(family)).test_a_trimmed_block_leaves_no_trace(1, [1, 4])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

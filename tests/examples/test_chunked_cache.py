@@ -10,8 +10,8 @@ from mlx_lm.models.cache import ChunkedKVCache
 
 from examples.chunked_cache import RewindableChunkedKVCache
 from speculate.protocols import Rollbackable
-from speculate.testing.layers import Attention, Layer, Mask
-from speculate.testing.suites import CacheTests
+from speculate.testing import CacheTests
+from speculate.testing.layers import AttentionLayer, Layer, Mask
 
 CHUNK = 8
 
@@ -33,4 +33,4 @@ class TestChunkedCache(CacheTests):
         return RewindableChunkedKVCache.adopt(stock)
 
     def layers(self) -> Sequence[Layer]:
-        return [Attention(chunk_mask)]
+        return [AttentionLayer(chunk_mask)]

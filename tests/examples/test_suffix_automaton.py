@@ -9,8 +9,8 @@ import pytest
 
 from examples.suffix_automaton import SuffixAutomaton
 from speculate.protocols import Commit, Proposer
-from speculate.testing.drafts import greedy
-from speculate.testing.suites import ProposerTests
+from speculate.testing import ProposerTests
+from speculate.testing._proposer_harness import greedy
 
 
 class TestSuffixAutomaton(ProposerTests):

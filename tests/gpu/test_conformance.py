@@ -1,4 +1,4 @@
-"""Everything against the laws of the conformance kit, as far as rounding allows."""
+"""Everything against the contracts of the conformance kit, as far as rounding allows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 import speculate as sp
 from speculate import SpeculativeModel
 from speculate.protocols import MTPHead, Proposer
-from speculate.testing import ToyHead, ToyModel
-from speculate.testing.suites import HeadTests, ModelTests, ProposerTests
-from speculate.testing.toy_layers import WIDTH
+from speculate.testing import HeadTests, ModelTests, ProposerTests, ToyHead, ToyModel
+from speculate.testing.toy import WIDTH
 
 # What follows computes in whole numbers, or looks at single rows: it holds bit for bit.
 from tests.backends.test_kinds import TestHybrid as TestHybrid

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from speculate.protocols import MTPHead
-from speculate.testing import ToyHead
-from speculate.testing.suites import HeadTests
-from speculate.testing.toy_layers import WIDTH
+from speculate.testing import HeadTests, ToyHead
+from speculate.testing.toy import WIDTH
 from tests import tiny
 from tests.decoding.heads import with_head
 

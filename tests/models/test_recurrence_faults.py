@@ -1,4 +1,4 @@
-"""One token too many or too few, in either way of taking a recurrence back: who notices."""
+"""Off-by-one faults in either way of rewinding a recurrence are caught by several tests."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ import pytest
 
 from speculate import Fixed, speculation
 from tests.decoding import kit
-from tests.faults.test_faults import planted
+from tests.faults import caches as caches
+from tests.faults.planting import planted
 from tests.models.test_families import Family
 
-ROUNDS: Final = "test_whatever_is_rejected_leaves_no_trace"
-SEVERAL: Final = "test_a_rewind_reaches_over_several_forwards"
-CUTS: Final = "test_a_cut_leaves_no_trace"
-AGAIN: Final = "test_a_block_is_cut_again_and_again"
-NOBODY: Final = "test_nobody_changes_the_text"
-STOCK: Final = "test_mlx_lm_goes_on_where_a_model_stopped"
+ROUNDS: Final = "test_rejected_tokens_leave_no_trace"
+SEVERAL: Final = "test_a_rewind_spans_several_forwards"
+CUTS: Final = "test_a_trimmed_block_leaves_no_trace"
+AGAIN: Final = "test_a_block_is_trimmed_in_several_steps"
+LOSSLESS: Final = "test_output_is_that_of_plain_decoding"
+STOCK: Final = "test_mlx_lm_continues_from_a_models_caches"
 DECODING: Final = "decoding"
 HANDED_BACK: Final = "handed back"
 
-NOTICED: Final = {
-    "picked_state_is_one_late": (ROUNDS, SEVERAL, CUTS, AGAIN, NOBODY, DECODING, HANDED_BACK),
-    "picked_state_is_one_early": (ROUNDS, SEVERAL, CUTS, AGAIN, NOBODY, DECODING, HANDED_BACK),
-    "folded_rows_are_one_more": (ROUNDS, NOBODY, DECODING),
-    "folded_rows_are_one_fewer": (ROUNDS, NOBODY, DECODING),
-    "the_fold_before_is_forgotten": (ROUNDS, NOBODY, DECODING),
-    "replayed_rows_are_one_more": (ROUNDS, STOCK, HANDED_BACK),
-    "replayed_rows_are_one_fewer": (ROUNDS, STOCK, HANDED_BACK),
+CAUGHT_BY: Final = {
+    "PickedStateIsOneLate": (ROUNDS, SEVERAL, CUTS, AGAIN, LOSSLESS, DECODING, HANDED_BACK),
+    "PickedStateIsOneEarly": (ROUNDS, SEVERAL, CUTS, AGAIN, LOSSLESS, DECODING, HANDED_BACK),
+    "FusedRowsAreOneMore": (ROUNDS, LOSSLESS, DECODING),
+    "FusedRowsAreOneFewer": (ROUNDS, LOSSLESS, DECODING),
+    "TheFusedBlockIsForgotten": (ROUNDS, LOSSLESS, DECODING),
+    "ReplayedRowsAreOneMore": (ROUNDS, STOCK, HANDED_BACK),
+    "ReplayedRowsAreOneFewer": (ROUNDS, STOCK, HANDED_BACK),
 }
-"""Mistake -> contracts of the conformance kit that fail, and other checks that catch it."""
+"""For each fault, the contracts that catch it, and other checks that do."""
 
 
 def decoding(name: str) -> None:
-    """Scores of every token, where every draft is wrong somewhere."""
+    """Compare the logits of every token, with a wrong token in every draft."""
     proposer = kit.scripted(name, kit.PROMPT, 12, lambda n: (1, 2, 0)[n % 3])
     kit.check_tokens(name, kit.PROMPT, kit.decode(name, Fixed(proposer, 3), count=12))
 
 
 def handed_back(name: str) -> None:
-    """What mlx-lm gets after a rejection."""
+    """Compare the caches that mlx-lm gets after a rejection."""
     caches, text = kit.stock_caches(name), kit.text_of(9)
     with speculation(caches) as window:
         kit.get(name).model.forward(mx.array([text]), caches)
@@ -57,14 +58,14 @@ def run(suite: type[Family], check: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_folded"])
-def test_without_a_mistake_nothing_shows(name: str) -> None:
+def test_without_a_fault_every_check_passes(name: str) -> None:
     decoding(name)
     handed_back(name)
 
 
-@pytest.mark.parametrize("fault", NOTICED)
-def test_at_least_three_notice(fault: str) -> None:
-    assert len(NOTICED[fault]) >= 3
-    for check in NOTICED[fault]:
+@pytest.mark.parametrize("fault", CAUGHT_BY)
+def test_at_least_three_catch_it(fault: str) -> None:
+    assert len(CAUGHT_BY[fault]) >= 3
+    for check in CAUGHT_BY[fault]:
         with planted(f"caches.{fault}") as suite, pytest.raises(AssertionError):
             run(suite, check)

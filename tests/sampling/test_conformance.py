@@ -9,7 +9,7 @@ import mlx.core as mx
 from speculate import Sampling
 from speculate.protocols import Sampler
 from speculate.sampling.sampler import SamplerFactory
-from speculate.testing.suites import SamplerTests
+from speculate.testing import SamplerTests
 
 ALL = Sampling(
     temperature=0.9,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from speculate import Adaptive, DraftModel, Fixed, MTPChain, Off, PromptLookup
 from speculate.protocols import Strategy
-from speculate.testing import ScheduledStrategy, ToyModel
-from speculate.testing.suites import StrategyTests
+from speculate.testing import ScheduledStrategy, StrategyTests, ToyModel
 
 
 class TestOff(StrategyTests):

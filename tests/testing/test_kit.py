@@ -1,8 +1,7 @@
-"""The conformance kit itself: what it says, what it needs, and that it forgets no law."""
+"""The conformance kit itself: what it reports, what it needs, and its contracts."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import pkgutil
 import subprocess
@@ -12,27 +11,31 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 import pytest
 
-import speculate.testing.laws
-import speculate.testing.suites
+import speculate.testing
 from speculate import PromptLookup, SpeculateError, SpeculativeModel
 from speculate.backends.group import CacheGroup
 from speculate.protocols import MTPHead, Plan, Round
 from speculate.testing import (
-    BrokenLawError,
-    MadeUpClock,
+    CacheTests,
+    ContractError,
+    HeadTests,
+    ManualClock,
+    ModelTests,
+    ProposerTests,
     RecordingObserver,
+    SamplerTests,
     ScheduledStrategy,
+    StrategyTests,
     ToyHead,
     ToyModel,
     assert_lossless,
 )
-from speculate.testing.broken import at, law, require
-from speculate.testing.drafts import near_tie
-from speculate.testing.driving import Driven
-from speculate.testing.laws.models import whatever_is_rejected_leaves_no_trace
-from speculate.testing.laws.strategies import check
-from speculate.testing.suites import HeadTests, ModelTests
-from speculate.testing.toy_layers import WIDTH
+from speculate.testing._model_harness import ModelHarness
+from speculate.testing._proposer_harness import near_tie
+from speculate.testing.contract import at_step, contract, require
+from speculate.testing.strategies import check_plan
+from speculate.testing.toy import WIDTH
+from tests.decoding.window_contracts import Contracts
 
 WITHOUT = """
 from importlib.machinery import PathFinder
@@ -42,7 +45,7 @@ def found(cls, name, path=None, target=None):
     return None if missing else find(name, path, target)
 PathFinder.find_spec = classmethod(found)
 """
-"""A process in which neither is installed."""
+"""Makes a process in which neither is installed."""
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -51,34 +54,50 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_laws_and_fakes_need_no_test_runner() -> None:
-    names = [name for _, name, _ in pkgutil.iter_modules(speculate.testing.laws.__path__)]
-    modules = ", ".join(f"speculate.testing.laws.{name}" for name in names)
+def test_everything_is_imported_without_a_test_runner() -> None:
+    names = [name for _, name, _ in pkgutil.iter_modules(speculate.testing.__path__)]
+    assert {"_cache_machine", "caches", "lossless"} <= set(names)
+    modules = ", ".join(f"speculate.testing.{n}" for n in names if n != "_cache_machine")
     done = run(f"import {modules}\nfrom speculate.testing import ToyModel, assert_lossless")
     assert done.returncode == 0, done.stderr
 
 
-def test_suites_say_what_they_need() -> None:
-    done = run("import speculate.testing.suites")
+SUITE = """
+from speculate.backends.kv import RewindableKVCache
+from speculate.testing import CacheTests
+class Mine(CacheTests):
+    def make_cache(self): return RewindableKVCache()
+    def adopt(self, stock): return stock
+"""
+
+
+def test_contracts_need_no_test_runner() -> None:
+    done = run(f"{SUITE}\nMine().test_trimmed_tokens_leave_no_trace()")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_contract_that_needs_hypothesis_says_so() -> None:
+    done = run(f"{SUITE}\nMine().test_operations_in_any_order_keep_the_sequence()")
     assert done.returncode != 0
+    assert "MissingPackageError" in done.stderr
     assert 'pip install "mlx-speculate[testing]"' in done.stderr
     assert "is missing" in done.stderr
 
 
-# What a broken law says.
+# What a violation reports.
 
 
-@law
+@contract
 def two_and_two_are_five(found: Callable[[], int]) -> None:
-    with at(3, 17):
+    with at_step(3, 17):
         require(found() == 5, f"{found()} instead of 5")
 
 
-def test_a_broken_law_names_itself_the_round_and_the_position() -> None:
-    with pytest.raises(BrokenLawError) as caught:
+def test_a_violation_names_its_contract_the_round_and_the_position() -> None:
+    with pytest.raises(ContractError) as caught:
         two_and_two_are_five(lambda: 4)
     assert str(caught.value) == "two and two are five: round 3, position 17: 4 instead of 5"
-    assert (caught.value.law, caught.value.round, caught.value.position) == (
+    assert (caught.value.contract, caught.value.round, caught.value.position) == (
         "two and two are five",
         3,
         17,
@@ -87,8 +106,8 @@ def test_a_broken_law_names_itself_the_round_and_the_position() -> None:
     assert isinstance(caught.value, SpeculateError)
 
 
-def test_an_error_of_the_part_breaks_the_law_and_is_its_cause() -> None:
-    with pytest.raises(BrokenLawError, match="round 3, position 17: raised ZeroDivisionError") as e:
+def test_an_error_of_the_implementation_is_a_violation_and_its_cause() -> None:
+    with pytest.raises(ContractError, match="round 3, position 17: raised ZeroDivisionError") as e:
         two_and_two_are_five(lambda: 1 // 0)
     assert isinstance(e.value.__cause__, ZeroDivisionError)
     assert "ZeroDivisionError: integer division or modulo by zero (test_kit.py:" in str(e.value)
@@ -99,11 +118,11 @@ def test_an_error_without_a_word_is_found_by_its_line() -> None:
     def silent() -> int:
         raise AssertionError
 
-    with pytest.raises(BrokenLawError, match=r"raised AssertionError \(test_kit\.py:\d+\)"):
+    with pytest.raises(ContractError, match=r"raised AssertionError \(test_kit\.py:\d+\)"):
         two_and_two_are_five(silent)
 
 
-def test_an_interrupt_is_nobodys_broken_law() -> None:
+def test_an_interrupt_is_no_violation() -> None:
     def interrupted() -> int:
         raise KeyboardInterrupt
 
@@ -122,31 +141,32 @@ def test_an_interrupt_is_nobodys_broken_law() -> None:
 def test_a_depth_that_is_refused_says_why(depth: int, reason: str) -> None:
     lookup = PromptLookup()
     strategy = ScheduledStrategy([(lookup, 2)])
-    with pytest.raises(BrokenLawError, match=f"plans {depth} drafts by 'lookup': {reason}"):
-        check(Plan(lookup, depth), strategy)
-    check(Plan(lookup, 48), strategy)
+    with pytest.raises(ContractError, match=f"plans {depth} drafts by 'lookup': {reason}"):
+        check_plan(Plan(lookup, depth), strategy)
+    check_plan(Plan(lookup, 48), strategy)
 
 
-# No law is forgotten.
+# No contract is forgotten.
+
+SUITES = (CacheTests, HeadTests, ModelTests, ProposerTests, SamplerTests, StrategyTests)
 
 
-def laws() -> Iterator[str]:
-    for _, name, _ in pkgutil.iter_modules(speculate.testing.laws.__path__):
-        module = importlib.import_module(f"speculate.testing.laws.{name}")
-        for key, value in vars(module).items():
-            if inspect.isfunction(value) and "check" in value.__code__.co_freevars:
-                yield key
+def contracts(suite: type) -> Iterator[tuple[str, object]]:
+    for name in dir(suite):
+        if name.startswith("test_"):
+            yield name, getattr(suite, name)
 
 
-def test_every_law_is_in_a_suite() -> None:
-    found = set(laws())
-    sources = [
-        inspect.getsource(importlib.import_module(f"speculate.testing.suites.{name}"))
-        for _, name, _ in pkgutil.iter_modules(speculate.testing.suites.__path__)
-    ]
-    called = " ".join(sources)
-    assert len(found) > 50
-    assert [name for name in sorted(found) if f".{name}(" not in called] == []
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_test_is_a_contract_with_a_docstring(suite: type) -> None:
+    for name, method in contracts(suite):
+        assert inspect.isfunction(method)
+        assert "check" in method.__code__.co_freevars, f"{name} is not decorated"
+        assert (method.__doc__ or "").strip(), f"{name} has no docstring"
+
+
+def test_there_are_enough_contracts() -> None:
+    assert sum(len(list(contracts(suite))) for suite in SUITES) >= 70
 
 
 # The fakes.
@@ -166,13 +186,11 @@ class TestToyHead(HeadTests):
 
 
 def test_toys_of_one_seed_are_the_same_and_of_two_are_not() -> None:
-    whatever_is_rejected_leaves_no_trace(
-        Driven(ToyModel(3), oracle=Driven(ToyModel(3))._cold_prefill)
-    )
-    with pytest.raises(BrokenLawError, match=r"\d from those of the given oracle$"):
-        whatever_is_rejected_leaves_no_trace(
-            Driven(ToyModel(3), oracle=Driven(ToyModel(4))._cold_prefill)
-        )
+    same = ModelHarness(ToyModel(3)).cold_prefill
+    Contracts(ToyModel(3), oracle=same).test_rejected_tokens_leave_no_trace()
+    other = ModelHarness(ToyModel(4)).cold_prefill
+    with pytest.raises(ContractError, match=r"\d from those of the given oracle$"):
+        Contracts(ToyModel(3), oracle=other).test_rejected_tokens_leave_no_trace()
 
 
 def test_lossless_names_the_round_and_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,10 +199,10 @@ def test_lossless_names_the_round_and_the_place(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(CacheGroup, "plan_keep", lambda self, m: plan(self, min(m + 1, self.fed())))
     own = "from those of a cold prefill by the model itself$"
     said = rf"assert lossless: round \d+, position \d+: next logits are [\d.]+ {own}"
-    with pytest.raises(BrokenLawError, match=said):
+    with pytest.raises(ContractError, match=said):
         assert_lossless(ToyModel(), tokens=20)
-    with pytest.raises(BrokenLawError, match=rf"\d {own}"):
-        whatever_is_rejected_leaves_no_trace(Driven(ToyModel()))
+    with pytest.raises(ContractError, match=rf"\d {own}"):
+        Contracts(ToyModel()).test_rejected_tokens_leave_no_trace()
 
 
 @pytest.mark.parametrize(
@@ -204,8 +222,8 @@ def test_a_draft_may_part_at_a_near_tie(
     assert near_tie(drafted, [1, 3], rows, tolerance) == parted
 
 
-def test_a_clock_goes_when_it_is_told_to() -> None:
-    clock = MadeUpClock()
+def test_a_manual_clock_moves_only_when_advanced() -> None:
+    clock = ManualClock()
     before = clock()
     clock.advance(1.5)
     assert clock() - before == 1.5

@@ -1,0 +1,167 @@
+"""A state machine that applies the operations of a decoding loop to caches, in any order."""
+
+from __future__ import annotations
+
+from typing import final
+
+import hypothesis
+import hypothesis.strategies as st
+import mlx.core as mx
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from speculate.testing._cache_harness import CacheCheckpoint, CacheRun, CacheSpec
+
+WIDTHS = st.integers(1, 9)
+"""Widths of blocks, in tokens."""
+
+RECORDED = 64
+"""Tokens that can be trimmed if at least so many were fed while recording."""
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Feeds blocks, checkpoints, restores, trims, stops, fails, hands back and adopts.
+
+    What continues the sequence is compared with mlx-lm's own cache.
+
+    Args:
+        spec: The kind of cache.
+    """
+
+    def __init__(self, spec: CacheSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.run: CacheRun = CacheRun(spec)
+        self.checkpoints: list[CacheCheckpoint] = []
+        self.blocks: list[int] = []  # widths that were fed and not trimmed
+        self.recorded: int = 0  # how many of the last tokens are certainly recorded
+        self.recording: bool = False
+
+    def on_sequence(self) -> bool:
+        """Whether the caches hold nothing but tokens of the sequence."""
+        return self.run.right == self.run.length
+
+    @precondition(lambda self: self.on_sequence())
+    @rule(width=st.sampled_from([1, 1, 2, 3, 5, 9, 70]))
+    def feed(self, width: int) -> None:
+        self.run.feed(width)
+        self.record(width)
+
+    @precondition(lambda self: self.recording or self.checkpoints)
+    @rule(right=st.integers(0, 5), wrong=WIDTHS)
+    def feed_wrong_tokens(self, right: int, wrong: int) -> None:
+        right = right if self.on_sequence() else 0
+        self.run.feed(right, wrong)
+        self.record(right + wrong)
+
+    def record(self, width: int) -> None:
+        """Count a block that was fed."""
+        self.blocks.append(width)
+        self.recorded = min(RECORDED, self.recorded + width)
+
+    def drop_records(self) -> None:
+        """Expect that nothing fed so far can be trimmed."""
+        self.blocks, self.recorded = [], 0
+
+    @precondition(lambda self: self.on_sequence())
+    @rule()
+    def start(self) -> None:
+        self.run.start()
+        self.recording = True
+        self.drop_records()
+
+    @precondition(lambda self: self.on_sequence())
+    @rule()
+    def stop(self) -> None:
+        self.run.stop()
+        self.recording = False
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.checkpoints.append(self.run.checkpoint())
+
+    @precondition(lambda self: self.checkpoints)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        depth = data.draw(st.integers(0, len(self.checkpoints) - 1), label="checkpoint")
+        self.checkpoints = self.checkpoints[: depth + 1]
+        self.run.restore(self.checkpoints[-1])
+        self.drop_records()
+
+    @precondition(lambda self: self.recording and self.possible() != [0])
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        n = data.draw(st.sampled_from(self.possible()), label="n")
+        self.run.trim(n)
+        # A checkpoint is valid until something from before it is trimmed.
+        self.checkpoints = [c for c in self.checkpoints if c.length <= self.run.length]
+        self.recorded -= n
+        while n:
+            part = min(n, self.blocks[-1])
+            self.blocks[-1] -= part
+            n -= part
+            if not self.blocks[-1]:
+                self.blocks.pop()
+
+    def possible(self) -> list[int]:
+        """Numbers of tokens that can be trimmed."""
+        ends = [sum(self.blocks[index:]) for index in range(len(self.blocks))]
+        every = ends if self.spec.whole_blocks else range(1, self.recorded + 1)
+        return [0, *(n for n in every if n <= self.recorded)]
+
+    @rule(excess=st.integers(1, 300))
+    def trim_too_much(self, excess: int) -> None:
+        self.run.refuses(self.run.length + excess)
+        self.run.refuses(-excess)
+        self.run.check_lengths()
+
+    @rule(width=WIDTHS, after=st.integers(0, 3))
+    def fail(self, width: int, after: int) -> None:
+        self.run.fail(width, min(after, len(self.spec.layers)))
+
+    @precondition(lambda self: self.on_sequence())
+    @rule()
+    def hand_back_and_adopt(self) -> None:
+        self.run.continue_with(self.spec.adopt(self.run.hand_back()))
+        self.recording, self.checkpoints = False, []
+        self.drop_records()
+
+    def teardown(self) -> None:
+        on_sequence = [c for c in self.checkpoints if c.right == c.length]
+        if not self.on_sequence() and on_sequence:
+            self.run.restore(on_sequence[-1])
+        if self.on_sequence():
+            self.run.feed(1)
+            mx.eval([cache.arrays() for cache in self.run.caches])
+
+
+def run_machine(spec: CacheSpec, examples: int, steps: int, seed: int | None) -> None:
+    """Run the state machine.
+
+    Args:
+        spec: The kind of cache.
+        examples: Number of runs.
+        steps: Operations in each run.
+        seed: Of the runs; `None` for the same runs every time.
+    """
+
+    @final
+    class Machine(CacheMachine):
+        def __init__(self) -> None:
+            super().__init__(spec)
+
+    run_state_machine_as_test(
+        Machine if seed is None else hypothesis.seed(seed)(Machine),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            derandomize=seed is None,
+            database=None,
+            print_blob=False,
+            report_multiple_bugs=False,
+            # Shrinking takes minutes, and a run has few steps.
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

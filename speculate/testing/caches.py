@@ -1,0 +1,368 @@
+"""`CacheTests`: the contracts of `Rollbackable`, for authors of cache backends."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Final, final
+
+import mlx.core as mx
+
+from speculate.backends.group import Grouped, StartsLate, join
+from speculate.protocols import Rollbackable, Trimmable
+from speculate.testing._cache_harness import CacheRun, CacheSpec
+from speculate.testing._cache_transfer import CacheTransferTests
+from speculate.testing.contract import MissingPackageError, contract, require
+from speculate.testing.layers import VOCAB, AttentionLayer, Layer, forward
+
+PROMPTS: Final = (0, 7, 12)
+"""Tokens fed first: none, fewer than a window of 8 rows, and more."""
+
+WIDTHS: Final = (1, 2, 5, 9)
+"""Widths of blocks, in tokens."""
+
+START: Final = 40
+"""Position at which a cache starts that does not start at 0."""
+
+
+class CacheTests(CacheTransferTests):
+    """Tests a cache backend: derive a class `Test...` and say how to make a cache.
+
+    Attributes:
+        whole_blocks: Only whole blocks can be trimmed.
+        prefill_differs: Rows of an unrecorded block see less in mlx-lm than those of single
+            steps do, as in a window with sinks.
+    """
+
+    whole_blocks: bool = False
+    prefill_differs: bool = False
+
+    @abstractmethod
+    def make_cache(self) -> Rollbackable:
+        """Return a fresh, empty cache."""
+
+    @abstractmethod
+    def adopt(self, stock: object, /) -> Rollbackable:
+        """Move the content of mlx-lm's cache into a new cache."""
+
+    def make_caches(self) -> list[Rollbackable]:
+        """Return the caches of one list: a single one, unless several are tested together."""
+        return join([self.make_cache()])
+
+    def layers(self) -> Sequence[Layer]:
+        """Return one layer for each cache; by default attention calling `update_and_fetch`."""
+        return [AttentionLayer()]
+
+    def adopt_caches(self, stock: Sequence[object]) -> list[Rollbackable]:
+        """Adopt the caches of one list."""
+        return join([self.adopt(cache) for cache in stock])
+
+    def spec(self) -> CacheSpec:
+        """Return what the contracts drive."""
+        return CacheSpec(
+            self.make_caches,
+            self.layers(),
+            self.adopt_caches,
+            whole_blocks=self.whole_blocks,
+            prefill_differs=self.prefill_differs,
+        )
+
+    @contract
+    def test_an_empty_cache_answers_every_query(self) -> None:
+        """A cache that nothing was fed to reports that it is empty and can trim 0 tokens."""
+        for cache in self.spec().make():
+            require(isinstance(cache, Trimmable), f"{type(cache).__name__} is not Trimmable")
+            require(isinstance(cache, Rollbackable), f"{type(cache).__name__} is not Rollbackable")
+            # mlx-lm tests `if cache`: a falsy cache would lose its mask and its state.
+            require(bool(cache) is True, f"{type(cache).__name__} is falsy, as an empty list is")
+            require(cache.length() == 0, f"length is {cache.length()}")
+            require(cache.arrays() == [], f"{len(cache.arrays())} arrays are held")
+            require(cache.can_trim(0), "says that it cannot trim 0 tokens")
+            require(not cache.can_trim(1), "says that it can trim a token")
+            require(cache.trim(0) == 0, "trim(0) is not 0")
+
+    @contract
+    def test_a_layer_sees_what_mlx_lms_cache_shows(self) -> None:
+        """Blocks of any width and single steps, recorded or not, see the rows of mlx-lm's cache."""
+        spec = self.spec()
+        for recording in (False, True):
+            run = CacheRun(spec)
+            for width in (3, 1, 1, 9, 2, 1, 5, 1, 1, 1, 4, 80, 1, 2):
+                if recording:
+                    run.start()
+                run.feed(width)
+            run.feed(1)
+
+    @contract
+    def test_trimmed_tokens_leave_no_trace(self) -> None:
+        """Feeding `xs + ys` and trimming `len(ys)` equals feeding `xs`, at every cut."""
+        spec = self.spec()
+        for prompt in PROMPTS:
+            run = CacheRun(spec, prompt)
+            run.start()
+            for width in WIDTHS:
+                for kept in (0, width) if spec.whole_blocks else range(width + 1):
+                    run.feed(kept, width - kept)
+                    run.trim(width - kept)
+            run.feed(1)
+
+    @contract
+    def test_single_steps_are_trimmed_like_blocks(self) -> None:
+        """Several single steps can be trimmed at once, as a draft model needs."""
+        spec = self.spec()
+        for prompt in PROMPTS:
+            run = CacheRun(spec, prompt)
+            run.start()
+            for right, wrong in ((0, 1), (2, 3), (1, 0), (0, 4), (3, 1), (4, 5)):
+                for _ in range(right):
+                    run.feed(1)
+                for _ in range(wrong):
+                    run.feed(0, 1)
+                run.trim(wrong)
+            run.feed(1)
+
+    @contract
+    def test_several_blocks_are_trimmed_at_once(self) -> None:
+        """A trim spans blocks of different widths, and ends inside one where that is possible."""
+        spec = self.spec()
+        widths = (3, 1, 4, 1, 5)
+        ends = [sum(widths[-count:]) for count in range(1, len(widths) + 1)]
+        for n in ends if spec.whole_blocks else range(1, sum(widths) + 1):
+            run = CacheRun(spec, 12)
+            run.start()
+            right = sum(widths) - n
+            for width in widths:
+                good = min(width, right)
+                run.feed(good, width - good)
+                right -= good
+            run.trim(n)
+            run.feed(2)
+
+    @contract
+    def test_a_block_is_trimmed_in_several_steps(self) -> None:
+        """One block is trimmed several times, and the sequence continues from each place."""
+        spec = self.spec()
+        if spec.whole_blocks:
+            return
+        for prompt in PROMPTS:
+            for right in range(6):
+                run = CacheRun(spec, prompt)
+                run.start()
+                run.feed(right, 9 - right)
+                for n in (2, 1):
+                    run.trim(n)
+                    run.feed(0, 1)
+                    run.trim(1)
+                run.trim(6 - right)
+                run.feed(1)
+                run.trim(1)
+                run.feed(2)
+
+    @contract
+    def test_the_last_64_tokens_can_be_trimmed(self) -> None:
+        """At least 64 tokens can be trimmed, whether they came one by one or in blocks."""
+        spec = self.spec()
+        for prompt in (12, 150):
+            for width in (1, 8):
+                run = CacheRun(spec, prompt)
+                run.start()
+                for _ in range(16 // width):
+                    run.feed(width)
+                for _ in range(64 // width):
+                    run.feed(0, width)
+                run.trim(64)
+                run.feed(2)
+
+    @contract
+    def test_an_impossible_trim_is_refused_and_changes_nothing(self) -> None:
+        """A trim beyond the content raises, never clamps; a possible one still works after it."""
+        spec = self.spec()
+        for prompt in (0, 40):
+            run = CacheRun(spec, prompt)
+            run.start()
+            run.feed(0, 3)
+            for n in (prompt + 4, prompt + 5, 10_000, -1, -3):
+                run.refuses(n)
+                run.check_lengths()
+            run.trim(3)
+            run.feed(2)
+
+    @contract
+    def test_can_trim_predicts_trim(self) -> None:
+        """`trim` does what `can_trim` says of each number, and `is_trimmable` agrees."""
+        spec = self.spec()
+        for prompt in (0, 5, 40):
+            for n in (-1, 0, 1, 3, 4, 7, 8, prompt + 7, prompt + 8):
+                run = CacheRun(spec, prompt)
+                run.start()
+                run.feed(0, 4)
+                run.feed(0, 3)
+                for layer, cache in enumerate(run.caches):
+                    agrees = not cache.can_trim(n) or n == 0 or cache.is_trimmable()
+                    said = f"layer {layer} says that it can trim {n} tokens"
+                    require(agrees, f"{said}, and that it is not trimmable")
+                if all(cache.can_trim(n) for cache in run.caches):
+                    run.trim(n)
+                else:
+                    run.refuses(n)
+
+    @contract
+    def test_starting_and_stopping_keep_the_content(self) -> None:
+        """Recording starts and stops repeatedly, at any length, without changing the content."""
+        run = CacheRun(self.spec(), 7)
+        for width in (1, 3, 2, 8, 1):
+            run.start()
+            run.feed(width, 0)
+            run.start()
+            run.feed(0, width)
+            run.trim(width)
+            run.stop()
+            run.feed(1)
+            run.stop()
+        run.feed(1)
+
+    @contract
+    def test_a_checkpoint_restores_the_state_it_was_made_in(self) -> None:
+        """Checkpoints work whether recording or not, over any distance, nested, and repeatedly."""
+        spec = self.spec()
+        for recording in (False, True):
+            for prompt in (0, 1, 40):
+                run = CacheRun(spec, prompt)
+                for widths in ((1,), (5, 1), (80, 3), (1, 1, 1)):
+                    if recording:
+                        run.start()
+                    outer = run.checkpoint()
+                    for width in widths:
+                        run.feed(0, width)
+                        mx.eval([cache.arrays() for cache in run.caches])
+                    inner = run.checkpoint()
+                    run.feed(0, 2)
+                    run.restore(inner)
+                    run.restore(outer)
+                    run.feed(0, 1)
+                    run.restore(outer)
+                    run.feed(2)
+
+    @contract
+    def test_a_failed_forward_leaves_no_trace(self) -> None:
+        """No layer keeps a failed block, and what was recorded before can still be trimmed."""
+        spec = self.spec()
+        for after in range(len(spec.layers) + 1):
+            for width in (1, 5, 30):
+                run = CacheRun(spec, 12)
+                run.fail(width, after)
+                run.feed(2)
+                run.start()
+                run.fail(width, after)
+                run.feed(0, 4)
+                run.fail(width, after)
+                run.trim(4)
+                run.feed(2)
+
+    @contract
+    def test_a_group_is_trimmed_as_a_whole_or_not_at_all(self) -> None:
+        """If one cache of a group cannot trim, no other cache of the group trims either."""
+        run = CacheRun(self.spec(), 12)
+        other = UntrimmableCache(run.caches[0])
+        grouped = [cache for cache in run.caches if isinstance(cache, Grouped)]
+        require(len(grouped) == len(run.caches), "is no member of a group: see GroupMember")
+        join([*run.caches, other])
+        run.start()
+        run.feed(0, 3)
+        run.refuses(3)
+        run.check_lengths()
+        other.trimmable = True
+        run.trim(3)
+        run.feed(2)
+
+    @contract
+    def test_a_cache_can_start_at_a_later_position(self) -> None:
+        """The first row has the given position, and nothing before it can be trimmed."""
+        spec = self.spec()
+        caches = spec.make()
+        if not all(isinstance(cache, StartsLate) for cache in caches):
+            return
+        for cache in caches:
+            if isinstance(cache, StartsLate):
+                cache.start_at(START)
+        for cache in caches:
+            cache.start_speculation()
+        lengths = [cache.length() for cache in caches]
+        require(lengths == [START] * len(caches), f"lengths are {lengths} before anything was fed")
+        for width in (5, 1):
+            first = _feed_first(spec, caches, width)
+            lengths = [cache.length() for cache in caches]
+            require(lengths == [START + width] * len(caches), f"lengths are {lengths} for {width}")
+            for cache in caches:
+                require(not cache.can_trim(width + 1), "says that it can trim beyond its start")
+                cache.trim(width)
+            same = bool(mx.array_equal(first, _feed_first(spec, caches, width)))
+            require(same, "the same tokens are seen differently the second time")
+            for cache in caches:
+                cache.trim(width)
+
+    @contract
+    def test_operations_in_any_order_keep_the_sequence(
+        self, *, examples: int = 12, steps: int = 20, seed: int | None = None
+    ) -> None:
+        """Random operations of a decoding loop, in any order, never change the sequence.
+
+        Args:
+            examples: Number of runs.
+            steps: Operations in each run.
+            seed: Of the runs; `None` for the same runs every time.
+
+        Raises:
+            MissingPackageError: hypothesis is not installed.
+        """
+        if find_spec("hypothesis") is None:
+            raise MissingPackageError(
+                "this contract needs hypothesis, which is missing: "
+                'pip install "mlx-speculate[testing]". No other contract needs it.'
+            )
+        from speculate.testing._cache_machine import run_machine
+
+        run_machine(self.spec(), examples, steps, seed)
+
+
+def _feed_first(spec: CacheSpec, caches: list[Rollbackable], width: int) -> mx.array:
+    found = forward(spec.layers, caches, mx.arange(width)[None] % VOCAB)
+    mx.eval(found)
+    return found
+
+
+@final
+class UntrimmableCache:
+    """As long as another cache, and refuses to trim until `trimmable` is set."""
+
+    def __init__(self, cache: Rollbackable) -> None:
+        self._cache = cache
+        self.trimmable = False
+
+    def length(self) -> int:
+        return self._cache.length()
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def can_trim(self, n: int, /) -> bool:
+        return self.trimmable or n == 0
+
+    def trim(self, n: int, /) -> int:
+        return n
+
+    def start_speculation(self) -> None:
+        """Record nothing."""
+
+    def stop_speculation(self) -> None:
+        """Nothing was recorded."""
+
+    def checkpoint(self) -> Callable[[], None]:
+        return lambda: None
+
+    def arrays(self) -> list[mx.array]:
+        return []
+
+    def hand_back(self) -> object:
+        return self

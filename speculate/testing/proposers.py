@@ -1,0 +1,275 @@
+"""`ProposerTests`: the contracts of `Proposer` and its optional protocols, for their authors."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final, cast
+
+import mlx.core as mx
+
+from speculate.protocols import (
+    CatchesUp,
+    Choice,
+    Foresees,
+    Proposer,
+    SpeculativeModel,
+    Verdict,
+)
+from speculate.strategies.checking import checked_behind, checked_hindsight, checked_outlook
+from speculate.testing._proposer_harness import (
+    LENGTH,
+    ProposerHarness,
+    ProposerRun,
+    RecordingChoose,
+    near_tie,
+    same_rows,
+    validated_ids,
+)
+from speculate.testing.contract import InjectedError, at_step, contract, require
+from speculate.testing.lossless import assert_lossless
+from speculate.testing.toy import ToyHead, ToyModel
+
+DEPTH: Final = 4
+"""Tokens of most drafts."""
+
+OTHER: Final = "another proposer"
+"""Name of the proposer whose drafts are committed besides those under test."""
+
+
+class ProposerTests(ABC):
+    """Tests a proposer: derive a class `Test...` and say how to make a proposer.
+
+    Attributes:
+        tolerance: How far logits may be off, in units of the largest. 0 on the CPU.
+    """
+
+    tolerance: float = 0.0
+
+    @abstractmethod
+    def make_proposer(self) -> Proposer:
+        """Return a fresh proposer."""
+
+    def target(self) -> SpeculativeModel:
+        """Return the model to draft for: a `ToyModel` with a head, unless overridden."""
+        return ToyModel(head=ToyHead())
+
+    def harness(self) -> ProposerHarness:
+        """Return what the contracts drive."""
+        return ProposerHarness(self.make_proposer, self.target(), self.tolerance)
+
+    @contract
+    def test_drafts_are_ids_within_the_limit(self) -> None:
+        """At every position and depth a draft has at most `limit` ids; it may be empty."""
+        run = self.harness().start()
+        for position in range(12):
+            for depth in (1, 1 + 2 * position % 9):
+                choose = RecordingChoose()
+                run.draft(depth, choose)
+                run.commit(1 + position % 4, known=False)
+                with at_step(run.rounds, run.position):
+                    expected = list(range(len(choose.indices)))
+                    require(choose.indices == expected, f"calls choose for {choose.indices}")
+                    one_row = all(r.ndim == 2 and r.shape[0] == 1 for r in choose.rows)
+                    require(one_row, "passes more than one row of logits to choose")
+
+    @contract
+    def test_drafts_depend_on_the_sequence_alone(self) -> None:
+        """A draft depends neither on rejected drafts nor on who drafted before."""
+        harness = self.harness()
+        for seed in range(3):
+            rng = random.Random(seed)
+            run = harness.start()
+            run.commit_prompt(rng.choice((1, 5, 12)), rng.choice((1, 3, 100)))
+            while run.position < 50:
+                for _ in range(rng.randint(1, 6)):
+                    _random_round(run, rng)
+                _drafts_as_expected(harness, run)
+                run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
+
+    @contract
+    def test_a_prompt_may_be_committed_in_any_chunks(self) -> None:
+        """A prompt committed token by token, in chunks or whole leads to the same draft."""
+        harness = self.harness()
+        for length in (1, 2, 11, 30):
+            for chunk in {1, 3, 4, length - 1, length} - {0}:
+                run = harness.start()
+                run.commit_prompt(length, chunk)
+                _drafts_as_expected(harness, run)
+
+    @contract
+    def test_settle_discards_the_draft_and_nothing_else(self) -> None:
+        """`settle` may come during a draft, twice, or first; the sequence continues after it."""
+        harness = self.harness()
+        run = harness.start()
+        run.proposer.settle()
+        run.commit_prompt(9)
+        for known in (True, False):
+            run.draft(DEPTH)
+            run.proposer.settle()
+            run.proposer.settle()
+            with at_step(run.rounds, run.position):
+                found = run.proposer.position()
+                require(found == run.position, f"reports position {found} after settle")
+            run.commit(3, known=known)
+            _drafts_as_expected(harness, run)
+            run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
+            run.proposer.settle()
+        _drafts_as_expected(harness, run)
+
+    @contract
+    def test_begin_resets_everything(self) -> None:
+        """`begin` starts another sequence at any position, during a draft or not."""
+        harness = self.harness()
+        run = harness.start()
+        run.commit_prompt(30)
+        for start in (0, 7, 0, 21):
+            run.draft(DEPTH)
+            run.begin(start)
+            with at_step(run.rounds, start):
+                found = run.proposer.position()
+                require(found == start, f"reports position {found} after begin({start})")
+            run.commit_prompt(12, 5)
+            run.round(DEPTH, 2)
+            _drafts_as_expected(harness, run, start)
+            run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
+
+    @contract
+    def test_sampled_drafts_carry_the_distribution_of_choose(self) -> None:
+        """A token picked by `choose` comes with the distribution that `choose` returned for it."""
+        harness = self.harness()
+        run = harness.start()
+        run.commit_prompt(30)
+        returned: list[Choice] = []
+
+        def choose(logits: mx.array, index: int) -> Choice:
+            token = mx.array([(7 * index + 3) % logits.shape[1]], dtype=mx.uint32)
+            returned.append(Choice(token, mx.full(logits.shape, -float(index))))
+            return returned[-1]
+
+        last_token = mx.array([harness.sequence[run.position]], dtype=mx.uint32)
+        draft = run.proposer.propose(last_token, DEPTH, choose)
+        ids = validated_ids(run.proposer, draft, DEPTH, harness.target)
+        for index, (id_, given) in enumerate(
+            zip(ids, draft.laws or [None] * len(ids), strict=True)
+        ):
+            with at_step(index, run.position + 1 + index):
+                same = [choice for choice in returned if choice.law is given]
+                require(given is None or bool(same), "has a distribution that choose did not give")
+                own = given is None or same[0].token.item() == id_
+                require(own, f"drafts {id_} with the distribution of another token")
+                if returned:
+                    require(given is not None, f"drops the distribution that {id_} is drawn from")
+
+    @contract
+    def test_global_random_state_is_unchanged(self) -> None:
+        """Drafting draws neither from `mx.random` nor from `random`."""
+        run = self.harness().start()
+        mx.random.seed(5)
+        before, python_before = _random_state(), random.getstate()
+        run.commit_prompt(20)
+        run.round(DEPTH, 2)
+        run.draft(DEPTH)
+        run.proposer.settle()
+        pairs = zip(before, _random_state(), strict=True)
+        require(all(bool(mx.array_equal(a, b)) for a, b in pairs), "draws from mx.random")
+        require(random.getstate() == python_before, "draws from random")
+
+    @contract
+    def test_a_failed_draft_leaves_the_proposer_in_step(self) -> None:
+        """If `choose` raises at any token, the next drafts are those of the sequence."""
+        harness = self.harness()
+        for failing in range(DEPTH):
+            run = harness.start()
+            run.commit_prompt(20)
+
+            def choose(logits: mx.array, index: int, failing: int = failing) -> Choice:
+                if index == failing:
+                    raise InjectedError
+                return Choice(mx.argmax(logits, axis=-1))
+
+            last_token = mx.array([harness.sequence[run.position]], dtype=mx.uint32)
+            try:
+                run.proposer.propose(last_token, DEPTH, choose)
+            except InjectedError:
+                run.proposer.settle()
+            run.commit(2)
+            _drafts_as_expected(harness, run)
+
+    @contract
+    def test_forecasts_depend_on_the_sequence_alone(self) -> None:
+        """Forecasts and draft scores do not depend on how the sequence was cut into rounds."""
+        harness = self.harness()
+        found = []
+        for step in (1, 3, 7):
+            run = harness.start()
+            if not isinstance(run.proposer, Foresees):
+                return
+            run.commit_prompt(20)
+            scores: dict[tuple[int, int], tuple[int, int]] = {}
+            while run.position < LENGTH - 10:
+                count = min(step, LENGTH - 10 - run.position)
+                run.commit(count, Verdict(OTHER, step, step - 1))
+                checked_outlook(run.proposer, run.proposer.outlook())
+                for score in checked_hindsight(run.proposer, run.proposer.hindsight()):
+                    compared, right = scores.get((score.kind, score.position), (0, 0))
+                    total = (compared + score.compared, right + score.right)
+                    scores[score.kind, score.position] = total
+            found.append((run.proposer.outlook(), scores))
+        require(found[0] == found[1] == found[2], "differ with the rounds of the sequence")
+
+    @contract
+    def test_the_backlog_is_reported_and_cleared(self) -> None:
+        """The backlog is at most what was committed, and 0 after a draft."""
+        harness = self.harness()
+        for read in (1, 30, 60):
+            run = harness.start()
+            if not isinstance(run.proposer, CatchesUp):
+                return
+            run.commit_prompt(read)
+            backlog = checked_behind(run.proposer, run.proposer.behind())
+            require(backlog <= read, f"reports a backlog of {backlog} after {read} tokens")
+            _drafts_as_expected(harness, run)
+            run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
+            backlog = run.proposer.behind()
+            require(not backlog, f"reports a backlog of {backlog} after a draft")
+
+    @contract
+    def test_output_is_that_of_plain_decoding(self) -> None:
+        """Speculative decoding with this proposer is lossless."""
+        assert_lossless(self.target(), [self.make_proposer()], tokens=20, tolerance=self.tolerance)
+
+
+def _random_round(run: ProposerRun, rng: random.Random) -> None:
+    """Run a round with a draft of its own, of another proposer or of none, or settle."""
+    depth = rng.choice((1, 2, 4, 7))
+    right = rng.randint(0, depth)
+    match rng.randrange(5):
+        case 0 | 1:
+            run.round(depth, right)
+        case 2:
+            run.commit(1 + right, Verdict(OTHER, depth, right))
+        case 3:
+            run.commit(1, known=rng.random() < 0.5)
+        case _:
+            run.proposer.settle()
+
+
+def _drafts_as_expected(harness: ProposerHarness, run: ProposerRun, start: int = 0) -> None:
+    """Compare a draft with that of a fresh proposer, after one commit of the same sequence."""
+    expected, rows = harness.expected_draft(start, run.position, DEPTH)
+    choose = RecordingChoose()
+    drafted = run.draft(DEPTH, choose)
+    # After a near tie that rounding decided, two chains continue with different tokens.
+    count = near_tie(drafted, expected, rows, harness.tolerance)
+    with at_step(run.rounds, run.position):
+        same = drafted[:count] == expected[:count]
+        require(same, f"drafts {drafted}, and a fresh proposer {expected}")
+        stop = None if count is None else count + 1
+        same = same_rows(choose.rows[:stop], rows[:stop], harness.tolerance)
+        require(same, "picks from other logits than a fresh proposer")
+
+
+def _random_state() -> Sequence[mx.array]:
+    return [mx.array(state) for state in cast("list[mx.array]", mx.random.state)]

@@ -1,4 +1,4 @@
-"""Several caches behind one layer, rewound together."""
+"""Several caches of one layer, rewound together."""
 
 from __future__ import annotations
 

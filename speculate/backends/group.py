@@ -278,7 +278,7 @@ class CacheGroup:
             finally:
                 self._open = False
         finally:
-            # Once more, since an interrupt may come in front of the first.
+            # Repeated, because an interrupt may arrive before the first one.
             self._open = False
         for writer in writers:
             writer.close_block(fed.shape[1])

@@ -170,12 +170,12 @@ def split_fused(weights: Weights) -> None:
         if match[2] == "down":
             weights[f"{base}.down_proj.{part}"] = tensor
             continue
-        gate, up = (tensor, tensor) if part == "global_scale" else _halves(name, tensor)
+        gate, up = (tensor, tensor) if part == "global_scale" else _gate_and_up(name, tensor)
         weights[f"{base}.gate_proj.{part}"] = gate
         weights[f"{base}.up_proj.{part}"] = up
 
 
-def _halves(name: str, tensor: mx.array) -> tuple[mx.array, mx.array]:
+def _gate_and_up(name: str, tensor: mx.array) -> tuple[mx.array, mx.array]:
     if tensor.ndim != 3 or tensor.shape[1] % 2:
         raise CheckpointError(f"{name}: {tensor.shape} is no stack of two matrices per expert")
     middle = tensor.shape[1] // 2

@@ -131,7 +131,7 @@ def _leave(group: CacheGroup) -> None:
     except Exception:
         group.stop()
         raise
-    # Not after an interrupt: what was not kept is still to be taken back.
+    # Not after an interrupt: what was not kept still has to be rolled back.
     group.stop()
 
 

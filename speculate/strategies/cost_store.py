@@ -18,7 +18,7 @@ import platformdirs
 from speculate.protocols import Costs
 
 MIN_CONTEXT: Final = 256
-"""Context length, in tokens, that stands for all shorter ones."""
+"""Context length in tokens. All shorter contexts share its costs."""
 
 MAX_PLAUSIBLE_SECONDS: Final = 1e4
 """Upper bound of a plausible measurement, in seconds."""

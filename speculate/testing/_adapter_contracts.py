@@ -63,7 +63,7 @@ class AdapterContracts(ABC):
 
     @contract
     def test_mlx_lm_continues_from_a_models_caches(self) -> None:
-        """The stock model over caches handed back returns the logits of the sequence."""
+        """The stock model over released caches returns the logits of the sequence."""
         harness = self.harness()
         if harness.stock is None:
             return

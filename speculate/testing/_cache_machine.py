@@ -20,7 +20,7 @@ RECORDED = 64
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Feeds blocks, checkpoints, restores, trims, stops, fails, hands back and adopts.
+    """Feeds blocks, checkpoints, restores, trims, stops, fails, releases and adopts.
 
     What continues the sequence is compared with mlx-lm's own cache.
 

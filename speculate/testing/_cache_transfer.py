@@ -1,4 +1,4 @@
-"""Contracts of a cache on moving its content: adopting, handing back, saving, other threads."""
+"""Contracts of a cache on moving its content: adopting, releasing, saving, other threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks behind `speculate verify`: a model, an adapter or a proposer on the user's machine.
+"""The checks of `speculate verify`: a model, an adapter or a proposer on the user's machine.
 
 A `VerificationTarget` is a model with its drafters and a sequence to feed. `cases` lists the checks
 that apply to it; each runs on its own and gives a `Result`. Rounding on the user's machine may

@@ -1,4 +1,4 @@
-"""Small typed helpers over mlx."""
+"""Typed helpers over mlx: ids to the host, log-probabilities, arrays of caches, fingerprints."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Final, final
 import mlx.core as mx
 
 MAX_MERGED_REPLAY: Final = 8
-"""Most tokens, exclusive, that are replayed at the start of a block; more are fed on their own."""
+"""From this many tokens on, a replay is a forward of its own and not the start of a block."""
 
 
 @final

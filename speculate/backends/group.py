@@ -18,7 +18,7 @@ from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
 
 RECORD_WINDOW: Final = 64
-"""Last tokens that a speculating cache can always trim, if it was fed that many."""
+"""Tokens that a speculating cache that records can always trim, if it was fed that many."""
 
 CacheT = TypeVar("CacheT", bound=Rollbackable)
 
@@ -362,8 +362,8 @@ class CacheGroup:
     def plan_keep(self, m: int, /) -> list[int] | None:
         """Plan a rewind that keeps the first `m` tokens fed since the checkpoint.
 
-        Where no trim leaves exactly `m`, the caches keep as few less as possible, and the rest is
-        replayed.
+        Where no trim leaves exactly `m`, the caches keep as many of them as they can, and
+        the rest is replayed.
 
         Returns:
             The number of tokens that each member trims. Empty if everything fed is kept; `None`

@@ -1,4 +1,4 @@
-"""Full attention: every row is kept, so a trim only moves the offset."""
+"""Full attention, plain and quantised: every row is kept, so a trim only moves the offset."""
 
 from __future__ import annotations
 

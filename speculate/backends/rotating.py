@@ -138,7 +138,7 @@ class Sinks:
             # evaluation, MLX copies all of it.
             self._preserve(buffer, self._first_visible(end))
         seen, copies = buffer[..., first:end, :], self.arrays()
-        # Evaluated with this step even where nothing but the model's output is asked for.
+        # Ties the copies to the output, so that evaluating the output evaluates them as well.
         return mx.depends([seen], copies)[0] if copies else seen
 
     def window(self, buffer: mx.array, rows: int, count: int) -> mx.array:
@@ -167,7 +167,7 @@ class Sinks:
 
     def _place(self, buffer: mx.array, start: int, rows: int) -> None:
         """Move the sinks to `start`, and restore the rows they leave."""
-        # Rows copied from after `rows` were trimmed.
+        # Copies of rows after `rows` are stale, because those rows were trimmed.
         self._preserved = min(self._preserved, max(0, rows - self._keep))
         self._preserve(buffer, start)
         if start == self._at or self._sinks is None or self._overwritten is None:

@@ -1,4 +1,4 @@
-"""Speculative decoding with one target, one strategy and one set of sampling options."""
+"""`Decoder`: checks the options, runs one generation at a time, and ends it cleanly."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ class Decoder:
         return attrs.evolve(config, sampler=sampler, proposers=proposers)
 
     def _end(self, session: Session, given: Token | None, *, quiet: bool) -> None:
-        """End a run and return the caches; `quiet` drops errors in favour of the run's own."""
+        """End a run and return the caches; `quiet` ignores errors, so that the run's is raised."""
         try:
             with self._step():
                 session.withdraw(given)

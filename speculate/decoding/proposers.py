@@ -51,7 +51,7 @@ class ProposerPool:
 
         Args:
             position: Tokens in the caches.
-            known: The same, if the proposers were notified of exactly these tokens; proposers
+            known: `position`, if the proposers have seen exactly these tokens; proposers
                 at this position continue. `None` otherwise.
             history: Ids of earlier turns, for proposers that begin anew and support it.
         """

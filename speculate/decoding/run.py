@@ -1,4 +1,8 @@
-"""One generation: plan, propose, forward, verify, emit, keep, observe."""
+"""One generation, round after round: plan, propose, forward, verify, emit, keep, observe.
+
+`next` emits one token. The previous block is kept and observed when the next round begins, since
+only tokens that were emitted are committed; `target` does the steps that involve the model.
+"""
 
 from __future__ import annotations
 
@@ -139,8 +143,7 @@ class Run:
         self._accepted = 0  # its accepted drafts
         self._ahead: Block | None = None  # lookahead block, launched before `_block` was read
         self._kept: Block | None = None  # the last block that was committed
-        # Of the current and the previous block: a caller that reads each token as it is emitted
-        # no longer holds tokens of the previous one.
+        # Of the current block and the previous one, whose last token the caller may still hold.
         self._logprobs: deque[BlockLogprobs] = deque()
         self._last_token = 0
         self._offered: Offered | None = None  # the last token, and the state before it
@@ -350,7 +353,7 @@ class Run:
         if block is None:
             return
         if self._ahead is not None and self._given:
-            # The lookahead block was fed this block's token, which is emitted now.
+            # This block's token was emitted. The lookahead block has fed it already: commit that.
             self._keep(self._ahead, 0)
             return
         own = self._given > self._accepted

@@ -1,4 +1,4 @@
-"""One call of `generate` on a caller's list of caches, and what is remembered for later calls."""
+"""The caller's list during one call of `generate`: borrow, settle, return, recognise it later."""
 
 from __future__ import annotations
 

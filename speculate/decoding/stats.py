@@ -1,4 +1,4 @@
-"""Counters of one generation, by the field's definitions, and the record of its rounds."""
+"""Counters of one generation, and the end of a round: count, notify strategy and observer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feeds the target: prefill, drafts and replays, with rewinding and cache quantisation."""
+"""What a round does with the target: propose, forward, verify, keep; and prefill and replay."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from speculate.validation import validated_integer
 class Window:
     """The tokens fed since the last kept point, in all caches of one or more models.
 
-    Created by `speculation`. If several models share a window, a model that was fed fewer tokens
-    than are kept keeps all of them.
+    Created by `speculation`. If several models share a window, a model that was fed fewer than
+    `m` tokens loses none of them in `keep(m)`.
     """
 
     def __init__(self, groups: Sequence[CacheGroup]) -> None:

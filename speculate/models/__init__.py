@@ -9,4 +9,6 @@
 
 `registry` maps an architecture to its adapter. `hybrid` and `gated_delta` are shared by the two
 Qwen families, `mtp` is their multi-token-prediction head, `stock` describes mlx-lm's own classes.
+`stock_check` compares adapters of other packages with mlx-lm's model. `dense` is an import path
+that other packages name in their metadata.
 """

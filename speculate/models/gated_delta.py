@@ -22,10 +22,10 @@ from speculate.protocols import Deferred, DefersRollback, Entries, Recurrence
 MAX_FUSED_TOKENS: Final = 16
 """Most tokens that are replayed at the start of a block.
 
-The accepted tokens of several rejected blocks in a row add up, until a block is accepted as a
-whole: beyond this many, a run of its own computes the state. Such a run is a launch, and reads and
-writes a whole state. If it costs as much as `c` rows and each rejection leaves `m` tokens, fusing
-up to `sqrt(2 m c)` tokens is cheapest: 16 for two tokens and a state as large as 64 rows.
+Accepted tokens add up while blocks are rejected one after another. Above this many tokens the
+state is computed separately, which costs a launch and reads and writes a whole state. If that
+costs as much as `c` rows and each rejection leaves `m` tokens, fusing up to `sqrt(2 m c)`
+tokens is cheapest: 16 for two tokens and a state as large as 64 rows.
 """
 
 
@@ -261,7 +261,7 @@ def gated_delta(
     Args:
         layer: The stock layer.
         projections: Its input projections.
-        cache: Its cache. One that `DefersRollback` gets a record of the block while it records.
+        cache: Its cache. While a `DefersRollback` cache records, the block is recorded in it.
         recurrence: How to run a block; `None` for the cheapest way on the default device.
 
     Returns:

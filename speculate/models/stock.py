@@ -1,6 +1,6 @@
 """Protocols that describe mlx-lm's own objects to the type checker.
 
-Adapters cast stock modules to them. Nothing here exists at run time but names.
+Adapters cast stock modules to them. These are declarations for the type checker only.
 """
 
 from __future__ import annotations

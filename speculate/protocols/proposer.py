@@ -195,8 +195,8 @@ class Foresees(Proposer, Protocol):
     def outlook(self) -> Outlook:
         """Forecast the draft after all tokens known so far. Does not synchronise.
 
-        The known tokens end with `Commit.newest` if that was known, and otherwise one token
-        before the one that the next draft follows.
+        The known tokens end with `Commit.newest`. If that is `None`, the last token is not known
+        yet, and the forecast is for the place before it.
         """
 
     def hindsight(self) -> Sequence[Hindsight]:

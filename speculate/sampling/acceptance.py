@@ -272,7 +272,7 @@ class BlockVerification(_SpeculativeSampling):
         for index in range(k):
             prefix.append(mx.minimum(prefix[-1] * ratios[index], 1))
         weight = mx.stack(prefix)
-        # The target's probability after each prefix that the next draft does not cover.
+        # What is left of the target's probability after each prefix, less that of the next draft.
         residual = mx.maximum(weight[:k, None] * p[:k] - q, 0)
         left = mx.concatenate([residual[1:].sum(axis=-1), mx.zeros((1,))])
         return _longest_prefix(coins, weight[1:], left), residual

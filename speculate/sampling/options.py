@@ -40,7 +40,8 @@ class Sampling:
         min_p: Keep tokens at least this likely, relative to the most likely one.
         min_tokens_to_keep: Number of tokens that `min_p` keeps in any case.
         xtc_probability: Probability that XTC removes top choices at a position.
-        xtc_threshold: Probability above which XTC removes all tokens but the least likely one.
+        xtc_threshold: Probability above which a token is a top choice. XTC removes all top choices
+            but the least likely one.
         xtc_special_tokens: Ids that XTC never removes.
         repetition_penalty: Divides the positive logits, and multiplies the negative ones, of
             tokens that occur in the last `repetition_context_size` tokens.

@@ -95,7 +95,7 @@ class TokenSampler:
                 break
             emitted.append(one.tokens)
             if cast(int, one.tokens.item()) in self._stop_tokens:
-                # The sequence ends here: processors are not called for the bonus token.
+                # The sequence ends here. No processor sees the bonus token, so any id will do.
                 emitted.append(one.tokens)
                 break
         accepted = mx.array(len(emitted) - 1, dtype=mx.int32)

@@ -25,7 +25,7 @@ Where one proposer drafts badly, others usually do.
 """
 
 BUCKET_PRIOR_WEIGHT: Final = 2.0
-"""Weight of the match length in the prior of a kind, in first drafts of any kind.
+"""Weight of the prior from the match length, in drafts, against first drafts of all kinds.
 
 Where passages recur, short matches are better than their length suggests.
 """

@@ -31,7 +31,7 @@ slows down.
 """
 
 STALE_AFTER_ROUNDS: Final = 128
-"""Rounds without a proposer after which all its times count as a single round."""
+"""Rounds without a proposer after which its old times weigh as much as one new round."""
 
 BASELINE_INTERVAL_ROUNDS: Final = 512
 """Rounds without a plain round after which the baseline is measured again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import cast
 
@@ -52,6 +51,8 @@ def fingerprint(module: object) -> str:
     Returns:
         16 hexadecimal digits.
     """
+    import hashlib  # Takes milliseconds, and few callers need it.
+
     digest = hashlib.sha256(type(module).__module__.encode())
     parameters = cast(HasParameters, module).parameters()
     for name, weight in cast("list[tuple[str, mx.array]]", tree_flatten(parameters)):

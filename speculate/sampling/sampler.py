@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Collection, Sequence
 from typing import cast, final
 
@@ -133,7 +133,7 @@ class SamplerFactory:
         seed: int | None = None
         if isinstance(self._sampling, Sampling) and self._sampling.temperature > 0:
             given = self._sampling.seed
-            seed = secrets.randbits(63) if given is None else given
+            seed = _random_seed() if given is None else given
         self._processors.reset()
         return self.sampler(seed or 0), seed
 
@@ -154,3 +154,8 @@ def _acceptance_rule(sampling: Sampling | SamplerCallable, seed: int) -> Accepta
     if sampling.mode == "block":
         return BlockVerification(distribution)
     return ExactMatch(Coupled(distribution))
+
+
+def _random_seed() -> int:
+    """A seed of 63 bits from the operating system."""
+    return int.from_bytes(os.urandom(8), "big") >> 1

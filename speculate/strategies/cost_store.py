@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Final, cast, final
 
 import attrs
-import platformdirs
 
 from speculate.protocols import Costs
 
@@ -70,6 +68,11 @@ class CostStore:
                 beside.unlink()
 
     def _path(self, key: str, context: int) -> Path:
+        # Imported late, because only a strategy that stores costs needs them.
+        import hashlib
+
+        import platformdirs
+
         folder = self._folder or platformdirs.user_cache_path("speculate", appauthor=False)
         name = hashlib.sha256(key.encode()).hexdigest()[:24]
         return folder / "costs" / f"{name}-{context_bucket(context)}.json"

@@ -77,7 +77,7 @@ IN_WORDS: Final[Mapping[str, Callable[[], bool]]] = {
     "temperature 0, the default": greedy,
     "`coupled`, the default": coupled,
     "temperature above 0, the default there": coupled,
-    "what a `Decoder` does by default": adaptive,
+    "the default of a `Decoder`": adaptive,
     "adaptive (default)": adaptive,
     "The default is the head and the lookup": adaptive,
     "with the same defaults and the same order": as_mlx_lm,

@@ -197,8 +197,6 @@ def test_a_settle_that_is_broken_off_hands_the_list_back_and_ends_the_text() -> 
     kit.check_holds("qwen3_5", caches, [*kit.PROMPT, *ids])
     said = r"settle\(\) failed or was interrupted, which ended this generation"
     with pytest.raises(SpeculateError, match=said):
-        SpeculateError, match=r"settle\(\) failed or was interrupted, which ended this generation"
-    ):
         next(running)
     second = list(decoder.generate(kit.SECOND, 3, caches))
     kit.check_tokens("qwen3_5", [*kit.PROMPT, *ids, *kit.SECOND], second)

@@ -48,11 +48,11 @@ class HeadModule(Protocol):
     def __call__(
         self, embedded: mx.array, hidden: mx.array, cache: Sequence[object], /
     ) -> tuple[mx.array, mx.array]:
-        """See `MTPModule`."""
+        """See `_MTPModule`."""
 
 
 @final
-class MTPModule(Module):
+class _MTPModule(Module):
     """A head: `fc` over two normed inputs, decoder layers, a final norm.
 
     Its parameters have the names on disk, without the prefix.
@@ -306,7 +306,7 @@ def _expected(name: str, like: mx.array, head: HeadWeights) -> tuple[int, ...]:
     return (*like.shape[:-1], like.shape[-1] * packing.bits // 32)
 
 
-def _blank(trunk: TrunkBinding, weights: Mapping[str, mx.array]) -> MTPModule:
+def _blank(trunk: TrunkBinding, weights: Mapping[str, mx.array]) -> _MTPModule:
     indices = {int(name.split(".")[1]) for name in weights if name.startswith("layers.")}
     layers = []
     for index in range(len(indices)):
@@ -314,10 +314,10 @@ def _blank(trunk: TrunkBinding, weights: Mapping[str, mx.array]) -> MTPModule:
         dense = weights.get(f"{mlp}.gate_proj.weight")
         experts = any(name.startswith(f"{mlp}.switch_mlp.") for name in weights)
         layers.append(trunk.layer(experts, None if dense is None else dense.shape[0]))
-    return MTPModule(trunk.args.hidden_size, trunk.args.rms_norm_eps, layers)
+    return _MTPModule(trunk.args.hidden_size, trunk.args.rms_norm_eps, layers)
 
 
-def _quantize(module: MTPModule, quantization: Mapping[str, Packing]) -> None:
+def _quantize(module: _MTPModule, quantization: Mapping[str, Packing]) -> None:
     """Replace modules by quantised ones. Their placeholder weights are never computed."""
 
     def choice(path: str, _: Module) -> dict[str, object] | bool:

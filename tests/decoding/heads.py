@@ -12,7 +12,7 @@ import mlx.core as mx
 from speculate._mx import to_ints
 from speculate.backends.group import join
 from speculate.backends.kv import RewindableKVCache
-from speculate.models.mtp import MTPModule, QwenMTPHead, TrunkBinding
+from speculate.models.mtp import QwenMTPHead, TrunkBinding, _MTPModule
 from speculate.protocols import Forward, Rollbackable
 from speculate.sampling.acceptance import Greedy
 from tests import tiny
@@ -97,6 +97,6 @@ def with_head(name: str) -> Tiny:
     """A model of `kit` with a head of the real kind, whose weights are random."""
     trunk = TrunkBinding(get(name).stock)
     layer = trunk.layer(experts=name in {"qwen3_next", "qwen3_5_moe"}, intermediate=None)
-    module = MTPModule(trunk.args.hidden_size, trunk.args.rms_norm_eps, [layer])
+    module = _MTPModule(trunk.args.hidden_size, trunk.args.rms_norm_eps, [layer])
     tiny.spread(module, seed=5)
     return adapted(get(name).module, QwenMTPHead(trunk, module), recurrence=tiny.recurrence(name))

@@ -239,7 +239,10 @@ class Adaptive:
             backlog = self._backlogs.get(round.proposer, 0)
             self._times.observe(round.proposer, round.drafted, round.seconds, backlog)
         elif round.asked is None and round.ahead < round.seconds:
-            # The device was busy throughout, also while the caller was.
+            # The device was busy throughout, also while the caller was. No earlier round overlaps
+            # with the first one, so that its time counts only where no other is known.
+            if round.index == 0 and self.plain_seconds:
+                return
             self._times.observe_plain(round.seconds + round.ahead)
 
     def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:

@@ -23,12 +23,6 @@ def feed(model: SpeculativeModel, tokens: Sequence[int], caches: Sequence[object
     return logits
 
 
-def log_softmax(logits: mx.array) -> mx.array:
-    """Log-probabilities in float32, along the last axis."""
-    logits = logits.astype(mx.float32)
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-
-
 def distances(found: mx.array, expected: mx.array) -> list[float]:
     """The largest absolute difference in each row of two arrays `(T, n)`."""
     differences = mx.abs(found.astype(mx.float32) - expected.astype(mx.float32)).max(axis=-1)

@@ -8,12 +8,13 @@ from typing import Final, cast
 
 import mlx.core as mx
 
+from speculate._mx import log_softmax
 from speculate.decoding.block import Token
 from speculate.decoding.decoder import Decoder
 from speculate.protocols import Proposer, SpeculativeModel
 from speculate.sampling.options import Sampling
 from speculate.strategies.fixed import Off
-from speculate.testing._model_harness import distances, feed, log_softmax
+from speculate.testing._model_harness import distances, feed
 from speculate.testing.contract import at_step, contract, require
 from speculate.testing.fakes import RecordingObserver, ScheduledStrategy, ScriptedProposer
 

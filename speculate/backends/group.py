@@ -357,44 +357,46 @@ class CacheGroup:
         with self.block(waiting[:, :0]) as fed:
             yield fed
         if self._checkpoint is not None:
-            self.apply_keep(0, [])
+            self.keep(0)
 
-    def plan_keep(self, m: int, /) -> list[int] | None:
-        """Plan a rewind that keeps the first `m` tokens fed since the checkpoint.
+    def keep(self, m: int, /) -> None:
+        """Keep the first `m` tokens fed since the checkpoint, and roll the rest back.
 
-        Where no trim leaves exactly `m`, the caches keep as many of them as they can, and
-        the rest is replayed.
-
-        Returns:
-            The number of tokens that each member trims. Empty if everything fed is kept; `None`
-            if all members must be restored to the checkpoint, which is always possible.
-        """
-        if m >= self.fed():
-            return []
-        keep = self._fed_tokens.replayed_tokens() + m
-        for point in range(keep, 0, -1):
-            surplus = [max(0, n - point) for n in self._fed_by_member()]
-            pairs = zip(self.members(), surplus, strict=True)
-            if all(member.can_trim(n) for member, n in pairs):
-                return surplus
-        return None
-
-    def apply_keep(self, m: int, surplus: list[int] | None, /) -> None:
-        """Carry out the plan of `plan_keep(m)`, and make the result the checkpoint.
+        The result becomes the checkpoint. A group that was fed fewer than `m` tokens keeps all
+        of them. Where no trim leaves exactly `m`, the caches keep as many of them as they can,
+        and the rest is replayed.
 
         Raises:
             RewindError: No window is open. Nothing was changed.
         """
-        if self._checkpoint is None:
-            raise RewindError("no speculation is running on these caches")
-        kept = min(m, self.fed())
-        if surplus is None:
-            self._restore()
-        elif surplus:
-            self._trim(surplus)
-        cached = max(self._fed_by_member(), default=0)
-        replay = self._fed_tokens.after_rewind(kept, cached)
+        by_member = self._fed_by_member()
+        fed = self.fed()
+        if m < fed:
+            surplus = self._surplus(self._fed_tokens.replayed_tokens() + m, by_member)
+            if surplus is None:
+                self._restore()
+            else:
+                self._trim(surplus)
+            by_member = self._fed_by_member()
+        replay = self._fed_tokens.after_rewind(min(m, fed), max(by_member, default=0))
         self._set_checkpoint(self.members(), FedTokens(replay))
+
+    def _surplus(self, keep: int, fed: Sequence[int]) -> list[int] | None:
+        """Return how many tokens each member trims to keep at most `keep`.
+
+        Args:
+            keep: Tokens to keep, with the replayed ones.
+            fed: Tokens that each member was fed since the checkpoint.
+
+        Returns:
+            `None` if all members must be restored to the checkpoint, which is always possible.
+        """
+        for point in range(keep, 0, -1):
+            surplus = [max(0, n - point) for n in fed]
+            pairs = zip(self.members(), surplus, strict=True)
+            if all(member.can_trim(n) for member, n in pairs):
+                return surplus
+        return None
 
     def rewind(self) -> None:
         """Restore the checkpoint, if there is one."""

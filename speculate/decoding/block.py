@@ -10,28 +10,43 @@ import attrs
 import mlx.core as mx
 
 from speculate._mx import log_softmax, to_ints
-from speculate.protocols import Commit, Decision, Draft, Forward, Plan, Verdict
+from speculate.protocols import Commit, Decision, Draft, Forward, Plan, Round, Verdict
 
 
 @final
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Block:
     """The last token and the drafts after it, fed to the target in one forward.
 
     Attributes:
         plan: The strategy's plan: proposer and requested depth.
+        depth: The depth, limited to what can be used.
         draft: The drafted tokens.
         out: Output of the target's forward.
         decision: The outcome of verification, on the device until `read`.
-        confidence: The proposer's probability of each drafted token, one array per draft; empty
-            unless the plan asked for it.
+        accepted: Accepted drafts, known after `read`.
+        length: Tokens that the block yields, up to a stop token or the end of the budget.
+        emitted: Those of them that were emitted.
+        kept: Whether its first tokens were committed, and the rest rolled back.
+        index: Number of the round.
+        context: Length of the sequence before the block's tokens.
+        seconds: Duration of the round.
+        overlapped: Seconds that the caller spent while the device may have worked on the block.
     """
 
     plan: Plan
-    draft: Draft
-    out: Forward
-    decision: Decision
-    confidence: Sequence[mx.array] = ()
+    depth: int
+    draft: Draft = attrs.field(init=False)
+    out: Forward = attrs.field(init=False)
+    decision: Decision = attrs.field(init=False)
+    accepted: int = 0
+    length: int = 0
+    emitted: int = 0
+    kept: bool = False
+    index: int = 0
+    context: int = 0
+    seconds: float = 0.0
+    overlapped: float = 0.0
 
     @property
     def drafted(self) -> int:
@@ -47,16 +62,15 @@ class Block:
         """Return the arrays that the round's one synchronisation evaluates."""
         if not self.drafted:
             return [self.decision.tokens]
-        results = [self.decision.accepted, self.decision.tokens, self.draft.tokens]
-        return [*results, *self.confidence]
+        return [self.decision.accepted, self.decision.tokens, self.draft.tokens]
 
     def read(self) -> list[int]:
         """Return the ids that the block yields: the accepted drafts and the bonus token."""
         tokens = to_ints(self.decision.tokens)
         if not self.drafted:
             return tokens
-        accepted = cast(int, self.decision.accepted.item())
-        return [*to_ints(self.draft.tokens)[:accepted], tokens[accepted]]
+        self.accepted = cast(int, self.decision.accepted.item())
+        return [*to_ints(self.draft.tokens)[: self.accepted], tokens[self.accepted]]
 
     def commit(self, ids: Sequence[int], bonus: int | None) -> Commit:
         """Build the commit of the block's first tokens for the proposers.
@@ -98,6 +112,28 @@ class Block:
             if reason is not None:
                 break
         return tokens
+
+    def round(self, *, truncated: bool) -> Round:
+        """Return the outcome of the round, of which no more tokens will be emitted.
+
+        Args:
+            truncated: Whether the sequence ended in this block.
+        """
+        return Round(
+            index=self.index,
+            proposer=self.proposer if self.drafted else None,
+            planned=self.plan.depth,
+            drafted=self.drafted,
+            accepted=min(self.emitted, self.accepted),
+            emitted=self.emitted,
+            cut=truncated,
+            seconds=self.seconds,
+            context=self.context,
+            predicted=self.plan.predicted,
+            plain_seconds=self.plan.plain_seconds,
+            asked=self.proposer,
+            ahead=self.overlapped,
+        )
 
 
 @final
@@ -206,3 +242,23 @@ class Token:
         logprobs = self.logprobs
         ids = mx.argsort(-logprobs)[:n]
         return list(zip(to_ints(ids), cast("list[float]", logprobs[ids].tolist()), strict=True))
+
+
+@final
+@attrs.frozen(eq=False)
+class Offered:
+    """A token on its way to the caller, with the state to restore if it does not arrive.
+
+    Attributes:
+        token: The token.
+        block: Its block.
+        length: Previous length of the sequence.
+        in_block: Tokens of the block emitted before.
+        emitted: Tokens emitted before, in total.
+    """
+
+    token: Token
+    block: Block
+    length: int
+    in_block: int
+    emitted: int

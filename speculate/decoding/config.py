@@ -10,8 +10,8 @@ import mlx.core as mx
 
 from speculate._mx import to_ints
 from speculate.decoding.proposers import ProposerPool
-from speculate.errors import OptionError, PromptError
-from speculate.protocols import Observer, Sampler, SpeculativeModel, Strategy
+from speculate.errors import OptionError, PromptError, SpeculateError
+from speculate.protocols import Observer, Plan, Sampler, SpeculativeModel, Strategy
 from speculate.sampling.options import Sampling
 from speculate.validation import plain_ids, refuse, validated_integer
 
@@ -124,6 +124,20 @@ def check_strategy(strategy: object) -> None:
     names = [proposer.name for proposer in strategy.proposers]
     if len(set(names)) < len(names):
         raise OptionError(f"two proposers of one strategy share a name: {', '.join(names)}")
+
+
+def validated_plan(plan: object) -> Plan:
+    """Validate what a strategy planned.
+
+    Raises:
+        SpeculateError: It is not a plan, or plans a negative depth.
+    """
+    if not isinstance(plan, Plan):
+        kind = type(plan).__name__
+        raise SpeculateError(f"the strategy's plan() returned a {kind}, not a Plan")
+    if plan.depth < 0:
+        raise SpeculateError(f"the strategy planned {plan.depth} drafts")
+    return plan
 
 
 def validated_prompt(prompt: Sequence[int] | mx.array, vocab_size: int) -> list[int]:

@@ -10,6 +10,7 @@ import attrs
 import mlx.core as mx
 
 from speculate.decoding.block import Token
+from speculate.decoding.cache_loan import CachedSequence
 from speculate.decoding.config import (
     DecoderConfig,
     check_model,
@@ -22,8 +23,8 @@ from speculate.decoding.config import (
     validated_prompt,
     validated_quantization,
 )
+from speculate.decoding.generation import Generation
 from speculate.decoding.proposers import ProposerPool
-from speculate.decoding.session import CachedSequence, Session
 from speculate.decoding.stats import Stats
 from speculate.errors import DecoderBusyError
 from speculate.proposers.mtp_chain import MTPChain
@@ -131,13 +132,13 @@ class Decoder:
         self._stepping = False
         self._stats = Stats()
         self._cached = CachedSequence()
-        self._session: Session | None = None
+        self._generation: Generation | None = None
         self._pending: int | None = None
         for proposer in strategy.proposers:
             proposer.attach(model)
 
     def __repr__(self) -> str:
-        state = "idle" if self._session is None else "running"
+        state = "idle" if self._generation is None else "running"
         model, strategy = type(self._config.model).__name__, self._config.strategy
         return f"Decoder({model}, strategy={strategy!r}, sampling={self._sampling!r}, {state})"
 
@@ -152,7 +153,7 @@ class Decoder:
 
         After a run it is not `None` only if the target's forward failed.
         """
-        return self._pending if self._session is None else self._session.pending
+        return self._pending if self._generation is None else self._generation.pending
 
     def generate(
         self,
@@ -208,9 +209,9 @@ class Decoder:
         again, which must be unchanged. Tokens that were verified but not emitted yet are kept
         and not sampled again.
         """
-        if self._session is not None:
+        if self._generation is not None:
             with self._step():
-                self._session.settle()
+                self._generation.settle()
 
     def _generate(
         self,
@@ -222,17 +223,18 @@ class Decoder:
     ) -> Generator[Token, None, None]:
         self._refuse_if_busy()
         config = self._begin_text(len(prompt))
-        session = Session(config, prompt_cache, self._cached)
+        run = Generation(config, prompt_cache, self._cached, max_tokens, stop_tokens, self._stats)
+        tokens = run.tokens()
         given: Token | None = None
         quiet = True
         try:
             try:
-                self._session, self._pending, self._stepping = session, None, False
+                self._generation, self._pending, self._stepping = run, None, False
                 with self._step():
-                    session.start(prompt, history, max_tokens, stop_tokens, self._stats)
-                while not session.finished:
+                    run.start(prompt, history)
+                while not run.finished:
                     with self._step():
-                        token = session.next()
+                        token = next(tokens)
                     # One line, so that a token counts as received if and only if it is yielded.
                     yield (given := token)
                 quiet = False
@@ -240,10 +242,10 @@ class Decoder:
                 quiet = False
                 raise
             finally:
-                self._end(session, given, quiet=quiet)
+                self._end(run, given, quiet=quiet)
         finally:
             # Finishes the work if an interrupt cut `_end` short.
-            self._finish(session, given)
+            self._finish(run, given)
 
     @contextmanager
     def _step(self) -> Iterator[None]:
@@ -271,35 +273,35 @@ class Decoder:
         proposers = ProposerPool(config.strategy, config.model)
         return attrs.evolve(config, sampler=sampler, proposers=proposers)
 
-    def _end(self, session: Session, given: Token | None, *, quiet: bool) -> None:
+    def _end(self, run: Generation, given: Token | None, *, quiet: bool) -> None:
         """End a run and return the caches; `quiet` ignores errors, so that the run's is raised."""
         try:
             with self._step():
-                session.withdraw(given)
-                session.end()
+                run.withdraw(given)
+                run.end()
         except Exception:
             if not quiet:
                 raise
         finally:
-            if session.over:
-                self._forget(session)
+            if run.over:
+                self._forget(run)
 
-    def _finish(self, session: Session, given: Token | None) -> None:
+    def _finish(self, run: Generation, given: Token | None) -> None:
         """Complete an interrupted `_end`, and get ready for the next run."""
         try:
-            if not session.over:
+            if not run.over:
                 with self._step():
-                    session.withdraw(given)
-                    session.finish()
+                    run.withdraw(given)
+                    run.finish()
         finally:
-            self._forget(session)
+            self._forget(run)
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, run: Generation) -> None:
         # Drop all references: the caches may take gigabytes.
-        self._pending, self._session = session.pending, None
+        self._pending, self._generation = run.pending, None
 
     def _refuse_if_busy(self) -> None:
-        if self._session is not None:
+        if self._generation is not None:
             raise DecoderBusyError(
                 "this decoder has another running generator: finish or close() it, or make a "
                 "second Decoder"

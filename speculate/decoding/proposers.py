@@ -40,6 +40,8 @@ class ProposerPool:
         self._active = list(strategy.proposers)
         self._within = 0
         self._returned = 0
+        # Built from a host list: `mx.zeros` would be evaluated lazily, in this thread's stream.
+        self.no_draft: Draft = Draft(mx.array([], dtype=mx.uint32))
 
     @property
     def interrupted(self) -> bool:
@@ -116,18 +118,22 @@ class ProposerPool:
         """Have the planned proposer draft, and validate the draft.
 
         Returns:
-            The draft; an empty one if the proposer is inactive.
+            Up to `depth` ids of the target; none at depth 0 or if the proposer is inactive.
 
         Raises:
             SpeculateError: The plan has no proposer, or the draft is invalid.
         """
+        if not depth:
+            return self.no_draft
         proposer = plan.proposer
         if proposer is None:
             raise SpeculateError(f"the strategy planned {plan.depth} drafts without a proposer")
         if self.is_active(proposer):
             with self.isolating(proposer):
-                return validated_draft(proposer, proposer.propose(last_token, depth, choose), depth)
-        return Draft(mx.zeros((0,), dtype=mx.uint32))
+                draft = proposer.propose(last_token, depth, choose)
+                draft = validated_draft(proposer, draft, depth)
+                return in_range(draft, self._target.vocab_size) if draft.tokens.shape[0] else draft
+        return self.no_draft
 
     @contextmanager
     def isolating(self, proposer: Proposer) -> Iterator[None]:

@@ -1,17 +1,12 @@
-"""Counters of one generation, and the end of a round: count, notify strategy and observer."""
+"""Counters of one generation."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import cast, final
+from typing import final
 
 import attrs
 from typing_extensions import override
 
-from speculate.decoding.block import Block
-from speculate.decoding.config import DecoderConfig
 from speculate.protocols import Round
 
 
@@ -206,86 +201,3 @@ class Stats:
             "proposers": list(self.by_proposer),
         }
         return f"Stats({', '.join(f'{name}={value}' for name, value in shown.items())})"
-
-
-@final
-class Account:
-    """Times rounds, and reports them in order to the counters, the strategy and the observer.
-
-    Args:
-        config: The decoder's parts.
-        stats: The counters.
-    """
-
-    def __init__(self, config: DecoderConfig, stats: Stats) -> None:
-        self._config = config
-        self._stats = stats
-        self._block: Block | None = None
-        self._seconds = 0.0
-        self._ahead = 0.0
-        self._ended = 0.0
-        self._observing = 0.0
-        self._context = 0
-        self._index = 0
-
-    @contextmanager
-    def timed(self, *, launched: bool) -> Iterator[None]:
-        """Time the round made in the body, excluding the observer's time.
-
-        Args:
-            launched: Whether its forward was launched during the previous round.
-        """
-        began, self._observing = time.perf_counter(), 0.0
-        ahead = began - self._ended if launched else 0.0
-        yield
-        self._ended = time.perf_counter()
-        self._seconds = self._ended - began - self._observing
-        self._ahead = ahead
-
-    def open(self, block: Block, context: int) -> None:
-        """Open the record of a block whose tokens are about to be emitted.
-
-        Args:
-            block: The block.
-            context: Length of the sequence before the block's tokens.
-        """
-        self._block, self._context, self._index = block, context, self._stats.rounds
-
-    def close(self, emitted: int, accepted: int, *, cut: bool) -> None:
-        """Record the open block, of which no more tokens will be emitted.
-
-        Calling it again resumes after an interrupt. The strategy and the observer are notified
-        of a round at most once.
-
-        Args:
-            emitted: Tokens emitted from the block.
-            accepted: Accepted drafts.
-            cut: Whether the sequence ended in this block.
-        """
-        block = self._block
-        if block is None or not emitted:
-            return
-        round = Round(
-            index=self._index,
-            proposer=block.proposer if block.drafted else None,
-            planned=block.plan.depth,
-            drafted=block.drafted,
-            accepted=min(emitted, accepted),
-            emitted=emitted,
-            cut=cut,
-            seconds=self._seconds,
-            context=self._context,
-            confidence=[cast(float, value.item()) for value in block.confidence],
-            predicted=block.plan.predicted,
-            plain_seconds=block.plan.plain_seconds,
-            asked=block.proposer,
-            ahead=self._ahead,
-        )
-        if self._stats.rounds == self._index:
-            self._stats.count(round)
-        self._block = None
-        self._config.strategy.observe(round)
-        if self._config.observer is not None:
-            began = time.perf_counter()
-            self._config.observer(round)
-            self._observing = time.perf_counter() - began

@@ -1,40 +1,19 @@
-"""What a round does with the target: propose, forward, verify, keep; and prefill and replay."""
+"""What a round does with the target: forward, keep; and prefill, quantisation and replay."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import final
 
-import attrs
 import mlx.core as mx
 
 from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup, group_of
 from speculate.decoding.block import Block
+from speculate.decoding.cache_loan import PromptCacheLoan
 from speculate.decoding.config import DecoderConfig, KVQuantization
-from speculate.decoding.loan import Loan
-from speculate.decoding.proposers import in_range
 from speculate.errors import OptionError
-from speculate.protocols import Choice, Choose, Commit, Draft, Plan, Rollbackable
-
-
-@final
-class Confidence:
-    """Samples draft tokens with `choose`, and records their probabilities on the device.
-
-    Args:
-        choose: Samples a draft's token.
-    """
-
-    def __init__(self, choose: Choose) -> None:
-        self._choose = choose
-        self.noted: list[mx.array] = []
-
-    def __call__(self, logits: mx.array, index: int, /) -> Choice:
-        choice = self._choose(logits, index)
-        row = logits[0].astype(mx.float32)
-        self.noted.append(mx.exp(row[choice.token] - mx.logsumexp(row)))
-        return choice
+from speculate.protocols import Commit, Draft, Forward, Rollbackable
 
 
 @final
@@ -141,26 +120,44 @@ def prefill(
 
 @final
 class TargetRunner:
-    """Feeds the target. Tokens fed since the last `keep` can be rolled back.
+    """Borrows the caller's caches and feeds the target.
+
+    Tokens fed since the last `keep` can be rolled back.
 
     Args:
         config: The decoder's parts.
-        loan: The caller's caches.
+        loan: The caller's list of caches.
     """
 
-    def __init__(self, config: DecoderConfig, loan: Loan) -> None:
+    def __init__(self, config: DecoderConfig, loan: PromptCacheLoan) -> None:
         self._config = config
-        self._caches = loan.caches
-        self._start = loan.length()
-        group = group_of(loan.caches)
-        self._group = CacheGroup(loan.caches) if group is None else group
-        self._quantizer = Quantizer(config.kv, loan.caches)
+        self._loan = loan
+        self._caches: list[Rollbackable] = []
+        self._group = CacheGroup([])
+        self._quantizer = Quantizer(None, [])
+        self._start = 0
         self._undo: tuple[list[Rollbackable], list[Callable[[], None]]] | None = None
-        # Built from a host list: `mx.zeros` would be evaluated lazily, in this thread's stream.
-        self._nothing = Draft(mx.array([], dtype=mx.uint32))
+
+    # The caller's list.
+
+    def borrow(self) -> None:
+        """Borrow the caches of the loan, which was taken."""
+        self._caches = self._loan.caches
+        self._start = self._loan.length()
+        group = group_of(self._caches)
+        self._group = CacheGroup(self._caches) if group is None else group
+        self._quantizer = Quantizer(self._config.kv, self._caches)
+
+    def borrow_again(self, fed: int) -> None:
+        """Continue on the caches after a pause, in which `fed` counts the tokens fed before it."""
+        self.borrow()
+        self._start -= fed
+        self._group.start()
+
+    # The prompt.
 
     def prefill(self, prompt: Sequence[int]) -> None:
-        """Feed all of the prompt but its last token.
+        """Feed all of the prompt but its last token, and start recording for rewinds.
 
         Until `begun` is called, `give_up_prompt` can undo it.
         """
@@ -193,49 +190,40 @@ class TargetRunner:
             restore()
         return True
 
-    def stop(self) -> None:
-        """Roll back what was not kept, and stop recording."""
-        self._group.rewind()
-        self._group.stop()
+    # A round.
 
-    def restore(self) -> None:
-        """Roll back what was not kept."""
-        self._group.rewind()
-
-    def forward(self, last_token: mx.array, draft: Draft, plan: Plan) -> Block:
-        """Feed the last token `(1,)` and a draft after it, and verify the draft."""
-        last_token = last_token.astype(mx.uint32)
-        fed = last_token[None]
+    def forward(self, last_token: mx.array, draft: Draft) -> Forward:
+        """Feed the last token `(1,)` and a draft after it in one forward."""
+        fed = last_token.astype(mx.uint32)
         if draft.tokens.shape[0]:
-            draft = in_range(draft, self._config.model.vocab_size)
-            fed = mx.concatenate([last_token, draft.tokens])[None]
-        out = self._config.model.forward(fed, self._caches)
-        decision = self._config.sampler.verify(last_token, draft, out.logits[0])
-        return Block(plan, draft, out, decision)
+            fed = mx.concatenate([fed, draft.tokens])
+        return self._config.model.forward(fed[None], self._caches)
 
-    def draft(self, last_token: mx.array, plan: Plan, depth: int) -> Block:
-        """Feed the last token `(1,)` and up to `depth` drafts of the planned proposer."""
-        if not depth:
-            return self.submit(last_token, plan)
-        choose = self._config.sampler.choose
-        noting = Confidence(choose) if plan.confidence else None
-        draft = self._config.proposers.draft(plan, last_token, depth, noting or choose)
-        if not draft.tokens.shape[0]:
-            return self.submit(last_token, plan)
-        block = self.forward(last_token, draft, plan)
-        return block if noting is None else attrs.evolve(block, confidence=noting.noted)
-
-    def submit(self, last_token: mx.array, plan: Plan) -> Block:
-        """Feed the last token `(1,)` alone, possibly unread, and start the device on it."""
-        block = self.forward(last_token, self._nothing, plan)
+    def submit(self, block: Block) -> None:
+        """Start the device on a block without waiting for it."""
         mx.async_eval(block.results(), arrays_of(self._caches))
-        return block
+
+    def evaluate(self, block: Block) -> None:
+        """Wait for a block: the round's one synchronisation."""
+        mx.eval(block.results(), arrays_of(self._caches))
+
+    def keep(self, tokens: mx.array) -> None:
+        """Commit the first tokens `(m,)` fed since the last `keep`, and roll the rest back."""
+        self._group.keep(tokens.shape[0])
+        self._config.sampler.keep(tokens)
+        self._quantizer.apply()
+
+    def room_for_drafts(self) -> int | None:
+        """Return the most drafts of the next block; `None` without a limit."""
+        return self._quantizer.room_for_drafts()
+
+    # Between rounds.
 
     def feed(self, ids: Sequence[int]) -> Commit:
         """Feed and commit tokens that were emitted before; their logits are never computed."""
         tokens = mx.array(list(ids), dtype=mx.uint32)
         out = self._config.model.forward(tokens[None], self._caches)
-        self._keep(tokens)
+        self.keep(tokens)
         return Commit(tokens, out.hidden, ids=ids)
 
     def dry_run(self, ids: Sequence[int]) -> None:
@@ -245,43 +233,23 @@ class TargetRunner:
         self._group.rewind()
 
     def fed(self) -> int:
-        """Return the committed tokens fed since creation, including those to replay."""
+        """Return the committed tokens fed in this run, including those to replay."""
         to_replay = self._group.to_replay()
         length = max(cache.length() for cache in self._caches)
         return length - self._start + (0 if to_replay is None else to_replay.shape[1])
-
-    def evaluate(self, block: Block) -> None:
-        """Wait for a block: the round's one synchronisation."""
-        mx.eval(block.results(), arrays_of(self._caches))
 
     def replay(self) -> None:
         """Feed committed tokens again that caches had to drop with a partly rejected block."""
         to_replay = self._group.take_replay()
         if to_replay is not None:
             self._config.model.forward(to_replay, self._caches)
-            self._group.apply_keep(to_replay.shape[1], self._group.plan_keep(to_replay.shape[1]))
+            self._group.keep(to_replay.shape[1])
 
-    def keep(self, block: Block, ids: Sequence[int], bonus: int | None) -> Commit:
-        """Commit a block's first tokens, `ids`, and roll the rest back.
+    def restore(self) -> None:
+        """Roll back what was not kept."""
+        self._group.rewind()
 
-        Args:
-            block: The block.
-            ids: Its first token and the accepted drafts.
-            bonus: The bonus token, if it was emitted.
-        """
-        commit = block.commit(ids, bonus)
-        self._keep(commit.tokens)
-        return commit
-
-    def _keep(self, tokens: mx.array) -> None:
-        count = tokens.shape[0]
-        self._group.apply_keep(count, self._group.plan_keep(count))
-        self._config.sampler.keep(tokens)
-
-    def quantize(self) -> None:
-        """Quantise caches if the sequence is long enough."""
-        self._quantizer.apply()
-
-    def room_for_drafts(self) -> int | None:
-        """Return the most drafts of the next block; `None` without a limit."""
-        return self._quantizer.room_for_drafts()
+    def stop(self) -> None:
+        """Roll back what was not kept, and stop recording."""
+        self._group.rewind()
+        self._group.stop()

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import final
 
 from speculate.backends.group import CacheGroup, group_of
-from speculate.decoding.loan import Borrowed
+from speculate.decoding.cache_loan import CacheLoan
 from speculate.errors import OptionError, RewindError
 from speculate.protocols import Rollbackable
 from speculate.validation import validated_integer
@@ -49,9 +49,8 @@ class Window:
                 f"cannot keep {m} tokens: {self.fed()} were fed since the kept point. Feed with "
                 "model.forward of a model from speculate.load or adapt, inside the block."
             )
-        plans = [group.plan_keep(m) for group in self._groups]
-        for group, plan in zip(self._groups, plans, strict=True):
-            group.apply_keep(m, plan)
+        for group in self._groups:
+            group.keep(m)
 
     def leave(self) -> None:
         """Close the window: refuse later calls, because the caches may be in another window."""
@@ -143,18 +142,18 @@ def _adopted(caches: Sequence[object]) -> Iterator[list[Rollbackable]]:
     # Imports mlx-lm, which a caller with its caches has loaded already.
     from speculate.backends.adopt import adopt
 
-    borrowed = Borrowed(caches, adopt)
+    loan = CacheLoan(caches, adopt)
     try:
         try:
-            borrowed.take()
-            yield borrowed.caches
+            loan.take()
+            yield loan.caches
         finally:
-            borrowed.give_back()
+            loan.give_back()
     finally:
-        borrowed.give_back()
-    if borrowed.lost:
+        loan.give_back()
+    if loan.lost:
         raise RewindError(
-            f"the last {borrowed.lost} tokens that were kept are in no cache: a layer can only "
+            f"the last {loan.lost} tokens that were kept are in no cache: a layer can only "
             "roll back whole blocks, and mlx-lm's caches cannot replay tokens. Feed these tokens "
             "again, or make the list with model.make_cache()."
         )

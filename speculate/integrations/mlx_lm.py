@@ -14,9 +14,9 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from speculate.backends.adopt import refuse_shared
 from speculate.backends.group import group_of
+from speculate.decoding.cache_loan import LoanedLayer, PromptCacheLoan
 from speculate.decoding.config import check_model, require_list
 from speculate.decoding.decoder import Decoder
-from speculate.decoding.loan import Loan, OnLoan
 from speculate.errors import OptionError
 from speculate.loading import adapt
 from speculate.proposers.draft_model import DraftModel
@@ -130,7 +130,7 @@ def draft_cache_loan(
     if parts.both is None or parts.target is None or parts.draft is None:
         yield None
         return
-    loan, both = Loan(draft, parts.draft), parts.both
+    loan, both = PromptCacheLoan(draft, parts.draft), parts.both
 
     def give_back() -> None:
         with mx.stream(stream):
@@ -144,7 +144,7 @@ def draft_cache_loan(
     try:
         try:
             loan.take()
-            both[:] = [OnLoan(layer) for layer in range(len(both))]
+            both[:] = [LoanedLayer(layer) for layer in range(len(both))]
             yield loan.caches
         finally:
             give_back()

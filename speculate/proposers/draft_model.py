@@ -179,7 +179,7 @@ class DraftModel:
             # The backlog is emptied before its tokens are kept: an interrupt between the two
             # leaves the cache short of tokens, and never with a token fed twice.
             self._backlog, self._in_flight = Backlog(), 0
-            self._group.apply_keep(keep, self._group.plan_keep(keep))
+            self._group.keep(keep)
         if known < commit.tokens.shape[0]:
             self._backlog.add(clamp_ids(self._draft, commit.ids[known:]))
         self._position += commit.tokens.shape[0]

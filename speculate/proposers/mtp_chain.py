@@ -120,7 +120,7 @@ class MTPChain:
     def _end_draft(self) -> None:
         """Keep the rows with the target's hidden states, and roll back those of the chain."""
         if self._true_rows:
-            self._group.apply_keep(self._true_rows, self._group.plan_keep(self._true_rows))
+            self._group.keep(self._true_rows)
             self._commits, self._backlog, self._true_rows = [], Backlog(), 0
 
     def _flush(self) -> None:

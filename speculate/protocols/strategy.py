@@ -15,8 +15,6 @@ class Plan:
     Attributes:
         proposer: The proposer that drafts; `None` to decode one token without a draft.
         depth: Most tokens to draft. At least 1 with a proposer, 0 without.
-        confidence: Whether to read the probability that the proposer gave each drafted token.
-            This shares the one synchronisation of the round.
         predicted: Expected speedup of the round over plain decoding, for telemetry.
         plain_seconds: The strategy's estimate of a step of plain decoding, in seconds, for
             telemetry.
@@ -24,7 +22,6 @@ class Plan:
 
     proposer: Proposer | None = None
     depth: int = 0
-    confidence: bool = False
     predicted: float | None = None
     plain_seconds: float | None = None
 
@@ -44,8 +41,6 @@ class Round:
         seconds: Duration of the round, without the time of the observer and the time that the
             caller spent between two tokens.
         context: Length of the sequence before the round, in tokens.
-        confidence: Probability that the proposer gave each drafted token, if the plan asked for
-            it and the proposer chooses from logits.
         predicted: As in the plan.
         plain_seconds: As in the plan.
         asked: Name of the proposer that was asked to draft, even if it drafted nothing; or
@@ -64,7 +59,6 @@ class Round:
     cut: bool
     seconds: float = 0.0
     context: int = 0
-    confidence: Sequence[float] = ()
     predicted: float | None = None
     plain_seconds: float | None = None
     asked: str | None = None

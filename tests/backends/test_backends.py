@@ -146,7 +146,7 @@ def test_a_quantised_cache_takes_its_predecessors_place_in_the_group() -> None:
     group(caches).start()
     consume("hybrid", caches, ids(4, seed=2))
     assert refused(packed.trim, 5)
-    group(caches).apply_keep(0, group(caches).plan_keep(0))
+    group(caches).keep(0)
     assert_same(holding(caches), before, "rolled back")
     assert isinstance(packed.hand_back(), QuantizedKVCache)
 

@@ -33,7 +33,7 @@ def test_a_line_is_a_round_and_all_up_to_it() -> None:
     file, stats = io.BytesIO(), sp.Stats()
     log = EventLog(file, "here")
     rounds = [
-        Round(0, "mtp", 3, 3, 2, 3, False, 0.5, 7, (0.5, 0.25, float("nan")), 1.5, 0.25, "mtp"),
+        Round(0, "mtp", 3, 3, 2, 3, False, 0.5, 7, 1.5, 0.25, "mtp"),
         Round(1, None, 0, 0, 0, 1, True, 0.25, 10),
     ]
     for round in rounds:
@@ -50,7 +50,6 @@ def test_a_line_is_a_round_and_all_up_to_it() -> None:
         "cut": False,
         "seconds": 0.5,
         "context": 7,
-        "confidence": [0.5, 0.25, None],
         "predicted": 1.5,
         "plain_seconds": 0.25,
         "asked": "mtp",
@@ -69,7 +68,7 @@ def test_a_line_is_a_round_and_all_up_to_it() -> None:
             "actual_speedup": 3 * 0.25 / 0.5,
         },
     }
-    assert (second["proposer"], second["predicted"], second["confidence"]) == (None, None, [])
+    assert (second["proposer"], second["predicted"]) == (None, None)
     assert (second["totals"]["tokens"], second["totals"]["seconds"]) == (4, 0.75)
 
 

@@ -23,10 +23,10 @@ STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 def rounds() -> list[Round]:
     return [
-        Round(0, "mtp", 2, 2, 2, 3, False, 0.5, 0, (), 2.0, 0.25),
-        Round(1, "mtp", 2, 2, 1, 2, False, 0.5, 3, (), 1.0, 0.25),
-        Round(2, "lookup", 4, 4, 0, 1, False, 0.5, 5, (), 1.0, 0.25),
-        Round(3, None, 0, 0, 0, 1, False, 0.5, 6, (), 1.0, 0.25),
+        Round(0, "mtp", 2, 2, 2, 3, False, 0.5, 0, 2.0, 0.25),
+        Round(1, "mtp", 2, 2, 1, 2, False, 0.5, 3, 1.0, 0.25),
+        Round(2, "lookup", 4, 4, 0, 1, False, 0.5, 5, 1.0, 0.25),
+        Round(3, None, 0, 0, 0, 1, False, 0.5, 6, 1.0, 0.25),
     ]
 
 

@@ -75,8 +75,8 @@ def test_a_rewind_that_shifts_a_window_by_one(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_rewind_that_keeps_one_token_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = CacheGroup.plan_keep
-    monkeypatch.setattr(CacheGroup, "plan_keep", lambda self, m: plan(self, min(m + 1, self.fed())))
+    keep = CacheGroup.keep
+    monkeypatch.setattr(CacheGroup, "keep", lambda self, m: keep(self, min(m + 1, self.fed())))
     found = verified(subject(hybrid().model), "forward", "tails", "rewind")
     assert wrong(found) == {"tails", "rewind"}
     assert "0 kept of a block of 1" in found["rewind"][0].differences[0].detail

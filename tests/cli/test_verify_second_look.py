@@ -93,8 +93,8 @@ def test_a_mistake_is_a_bug_where_rounding_is_rare_and_bad(monkeypatch: pytest.M
     wrongly = noisy(InBlocks(Rounding(with_ties().model), mx.negative))
     found = verified(wrongly, "rewind", "sequence", "seed")
     assert wrong(found) == {"rewind", "sequence", "seed"}
-    plan = CacheGroup.plan_keep
-    monkeypatch.setattr(CacheGroup, "plan_keep", lambda self, m: plan(self, min(m + 1, self.fed())))
+    keep = CacheGroup.keep
+    monkeypatch.setattr(CacheGroup, "keep", lambda self, m: keep(self, min(m + 1, self.fed())))
     found = verified(noisy(), "rewind")
     bugs = [d for d in again(found["rewind"]) if d.kind == "bug"]
     assert len(bugs) > found["rewind"][0].compared / 2

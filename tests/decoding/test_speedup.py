@@ -29,12 +29,12 @@ def drafted(
     by: str = "mtp",
 ) -> Round:
     return Round(
-        0, by, 3, 3, emitted - 1, emitted, False, seconds, 0, (), predicted, plain_seconds=plain
+        0, by, 3, 3, emitted - 1, emitted, False, seconds, 0, predicted, plain_seconds=plain
     )
 
 
 def plain(seconds: float, predicted: float | None = None, told: float | None = None) -> Round:
-    return Round(0, None, 0, 0, 0, 1, False, seconds, 0, (), predicted, plain_seconds=told)
+    return Round(0, None, 0, 0, 0, 1, False, seconds, 0, predicted, plain_seconds=told)
 
 
 def test_seconds_of_all_rounds_and_of_each_proposers() -> None:

@@ -318,6 +318,6 @@ def test_a_group_in_no_window_keeps_nothing() -> None:
     group = group_of(caches)
     assert group is not None
     with pytest.raises(RewindError, match="no speculation"):
-        group.apply_keep(0, [])
+        group.keep(0)
     with speculation(caches):
         pass

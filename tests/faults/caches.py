@@ -659,8 +659,8 @@ class KeepingNothingKeepsEverything:
 
     @staticmethod
     def plant(patch: Patch) -> None:
-        plan = CacheGroup.plan_keep
-        patch.setattr(CacheGroup, "plan_keep", lambda self, m: plan(self, m or self.fed()))
+        keep = CacheGroup.keep
+        patch.setattr(CacheGroup, "keep", lambda self, m: keep(self, m or self.fed()))
 
 
 @fault(
@@ -672,8 +672,8 @@ class OneTokenTooManyIsKept:
 
     @staticmethod
     def plant(patch: Patch) -> None:
-        plan = CacheGroup.plan_keep
-        patch.setattr(CacheGroup, "plan_keep", lambda self, m: plan(self, min(m + 1, self.fed())))
+        keep = CacheGroup.keep
+        patch.setattr(CacheGroup, "keep", lambda self, m: keep(self, min(m + 1, self.fed())))
 
 
 @fault(
@@ -697,7 +697,7 @@ class ReplayRunsOverScratchRows:
 
     @staticmethod
     def plant(patch: Patch) -> None:
-        apply_keep, start = CacheGroup.apply_keep, CacheGroup.start
+        keep, start = CacheGroup.keep, CacheGroup.start
         before: list[list[mx.array | None]] = []
 
         def entries(group: CacheGroup) -> list[list[mx.array | None]]:
@@ -707,11 +707,12 @@ class ReplayRunsOverScratchRows:
             start(self)
             before[:] = entries(self)
 
-        def kept(self: CacheGroup, m: int, surplus: list[int] | None, /) -> None:
+        def kept(self: CacheGroup, m: int, /) -> None:
+            rewinds = 0 < m < self.fed()
             fed: Sequence[mx.array] = self._fed_tokens._blocks
             tokens = mx.concatenate([*fed], axis=1)[:, :m] if fed else None
-            apply_keep(self, m, surplus)
-            if tokens is not None and m and any(surplus or ()):
+            keep(self, m)
+            if tokens is not None and rewinds:
                 scratch = model("qwen3_5").make_cache()
                 states = [s for s in scratch if isinstance(s, RewindableArraysCache)]
                 for state, old in zip(states, before, strict=True):
@@ -723,7 +724,7 @@ class ReplayRunsOverScratchRows:
             before[:] = entries(self)
 
         patch.setattr(CacheGroup, "start", started)
-        patch.setattr(CacheGroup, "apply_keep", kept)
+        patch.setattr(CacheGroup, "keep", kept)
 
 
 class LeftWindowTests:

@@ -195,8 +195,8 @@ def test_toys_of_one_seed_are_the_same_and_of_two_are_not() -> None:
 
 def test_lossless_names_the_round_and_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_lossless(ToyModel(), tokens=20)
-    plan = CacheGroup.plan_keep
-    monkeypatch.setattr(CacheGroup, "plan_keep", lambda self, m: plan(self, min(m + 1, self.fed())))
+    keep = CacheGroup.keep
+    monkeypatch.setattr(CacheGroup, "keep", lambda self, m: keep(self, min(m + 1, self.fed())))
     own = "from those of a cold prefill by the model itself$"
     said = rf"assert lossless: round \d+, position \d+: next logits are [\d.]+ {own}"
     with pytest.raises(ContractError, match=said):

@@ -1,7 +1,8 @@
-"""Borrows a caller's list of caches for a window or a running generator."""
+"""Borrows a caller's list of caches, returns it, and recognises it on the next turn."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NoReturn, final
 
@@ -13,7 +14,7 @@ from speculate.protocols import Rollbackable, SpeculativeModel
 
 
 @final
-class OnLoan:
+class LoanedLayer:
     """Placeholder for a layer's cache while a running generator holds its arrays."""
 
     def __init__(self, layer: int) -> None:
@@ -26,19 +27,19 @@ class OnLoan:
         )
 
 
-class Borrowed:
+class CacheLoan:
     """A caller's list whose caches are swapped for rewindable ones from `take` to `give_back`.
 
     An interrupt may come anywhere, also inside `give_back`, so call it twice:
 
         try:
             try:
-                borrowed.take()
+                loan.take()
                 ...
             finally:
-                borrowed.give_back()
+                loan.give_back()
         finally:
-            borrowed.give_back()  # finishes the work if the first call was interrupted
+            loan.give_back()  # finishes the work if the first call was interrupted
 
     Args:
         caches: The caller's list.
@@ -72,12 +73,16 @@ class Borrowed:
         """Whether the list is borrowed."""
         return bool(self._adopted)
 
+    def length(self) -> int:
+        """Return the length that the caches report, in tokens; 0 if they record none."""
+        return max((cache.length() for cache in self._adopted), default=0)
+
     def take(self) -> None:
         """Swap the caches. If this raises, the list is unchanged."""
         # Imports mlx-lm, which a caller with caches has loaded already.
         from speculate.backends.adopt import contents, release
 
-        self._release = release
+        self._release, self._stock = release, None
         put_back = contents(self.list)
         try:
             self._adopted = self._adopt(self.list)
@@ -120,8 +125,8 @@ class Borrowed:
 
 
 @final
-class Loan(Borrowed):
-    """A caller's list that a generator borrows, filled with placeholders until its return.
+class PromptCacheLoan(CacheLoan):
+    """A prompt cache that a generator borrows, filled with placeholders until its return.
 
     The arrays are moved, not shared: a second owner would see in-place writes, and would double
     the memory whenever a buffer grows.
@@ -142,7 +147,7 @@ class Loan(Borrowed):
             CacheOnLoanError: Another generator has borrowed the list.
             OptionError: The list does not fit the model.
         """
-        if any(isinstance(cache, OnLoan) for cache in self.list):
+        if any(isinstance(cache, LoanedLayer) for cache in self.list):
             raise CacheOnLoanError("this prompt cache is in use by another running generator")
         layers = len(self._model.make_cache())
         if len(self.list) != layers:
@@ -152,9 +157,54 @@ class Loan(Borrowed):
             )
         super().take()
 
-    def length(self) -> int:
-        """Return the length that the caches report, in tokens; 0 if they record none."""
-        return max((cache.length() for cache in self._adopted), default=0)
+    def take_again(self, length: int) -> None:
+        """Borrow the list again, which was returned with `length` tokens.
+
+        Raises:
+            CacheOnLoanError: The caches changed in the meantime.
+        """
+        self.take()
+        if self.length() != length:
+            raise CacheOnLoanError(
+                f"the prompt cache changed while the run was settled: it held {length} tokens "
+                f"and now holds {self.length()}. Close the generator and start a new one."
+            )
 
     def _shown(self) -> Sequence[object]:
-        return [OnLoan(layer) for layer in range(len(self.list))]
+        return [LoanedLayer(layer) for layer in range(len(self.list))]
+
+
+@final
+class CachedSequence:
+    """Remembers which caches hold the sequence of the last call, and its length.
+
+    On a later turn over the same cache objects, the proposers continue from their position, and
+    the length is known even if the caches do not record one.
+
+    Attributes:
+        in_step: Whether the proposers are at the end of that sequence: `False` after an
+            interrupt inside a proposer.
+    """
+
+    def __init__(self) -> None:
+        self._caches: list[weakref.ref[object]] = []
+        self._length = 0
+        self.in_step: bool = False
+
+    def remember(self, caches: list[object], length: int, *, in_step: bool) -> None:
+        """Record that the caches, and if `in_step` the proposers, hold `length` tokens."""
+        references = [weakref.ref(cache) for cache in caches]
+        self._caches, self._length, self.in_step = references, length, in_step
+
+    def length_in(self, loan: CacheLoan) -> int | None:
+        """Return the length of the remembered sequence, or `None` if the caches changed."""
+        # Imports mlx-lm, which a caller with its caches has loaded already.
+        from speculate.backends.adopt import knows_length
+
+        caches, reported = loan.originals, loan.length()
+        # A recurrent state does not record the length of its sequence.
+        unknown = reported == 0 and not any(map(knows_length, caches))
+        same = len(caches) == len(self._caches) and all(
+            ref() is cache for ref, cache in zip(self._caches, caches, strict=True)
+        )
+        return self._length if same and (unknown or reported == self._length) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import html
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,18 +17,20 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = ROOT / "speculate"
 EVERYWHERE: Final = ("protocols", "validation", "errors")
 
-STEPS: Final = (
-    ("plan", "decoding.run", "Planner.next_plan", "the strategy plans a proposer and a depth"),
-    ("propose", "decoding.proposers", "ProposerPool.draft", "the proposer drafts k tokens"),
-    ("forward", "decoding.target", "TargetRunner.forward", "the target scores k + 1 rows"),
-    ("verify", "sampling.sampler", "TokenSampler.verify", "accepts a prefix, adds the bonus token"),
-    ("wait", "decoding.target", "TargetRunner.evaluate", "the round's one synchronisation"),
-    ("emit", "decoding.block", "Block.tokens", "accepted drafts, then the bonus token"),
-    ("keep", "decoding.target", "TargetRunner.keep", "every cache rolls back rejected drafts"),
-    ("commit", "decoding.proposers", "ProposerPool.commit", "notifies every proposer"),
-    ("observe", "decoding.stats", "Account.close", "counts the round, notifies the strategy"),
-)
-"""The steps of a round in order: name, module, method and explanation."""
+LOOP: Final = ("decoding.generation", "Generation.tokens")
+"""The module and the function that the picture of a round is drawn from."""
+
+STEPS: Final = {
+    "_next_plan": ("plan", "the strategy plans a proposer and a depth"),
+    "draft": ("propose", "the proposer drafts k tokens"),
+    "forward": ("forward", "the target scores k + 1 rows"),
+    "verify": ("verify", "accepts a prefix, adds the bonus token"),
+    "_read": ("wait", "the round's one synchronisation"),
+    "_emit": ("emit", "accepted drafts, then the bonus token"),
+    "_keep_emitted": ("keep", "caches roll back the rest, proposers are notified"),
+    "_record": ("observe", "counts the round, notifies strategy and observer"),
+}
+"""The steps of a round: method called in the loop -> name and explanation."""
 
 STYLE: Final = (
     "text{font-family:system-ui,sans-serif;font-size:13px;fill:#1f2430}"
@@ -84,18 +86,30 @@ def draw_layers() -> str:
     return _svg(total, bottom, parts, "The folders of the package, by layer")
 
 
+def steps() -> list[tuple[str, str, str]]:
+    """Return name, explanation and code of the round's steps, in the order of the loop's lines."""
+    loop = _function(*LOOP)
+    calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
+    found = []
+    for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in STEPS:
+            found.append((*STEPS[call.func.attr], ast.unparse(call.func)))
+    if len(found) != len(STEPS):
+        raise LookupError(f"{'.'.join(LOOP)} has {len(found)} of {len(STEPS)} STEPS: update them")
+    return found
+
+
 def draw_round() -> str:
-    """Draw the steps of a round from top to bottom, with the method of each."""
+    """Draw the steps of a round from top to bottom, with the call of each."""
     parts: list[str] = []
-    for index, (step, module, member, what) in enumerate(STEPS):
-        _check(module, member)
+    for index, (step, what, code) in enumerate(steps()):
         y = 12 + index * 56
         if index:
             parts.append(f'<path d="M90 {y - 16} v10 m-4 -5 l4 5 l4 -5"/>')
         parts.append(f'<rect x="20" y="{y}" width="140" height="38" rx="6"/>')
         parts.append(_text(90, y + 24, step))
         parts.append(_text(180, y + 16, what, "small", "start"))
-        parts.append(_text(180, y + 32, f"{module}.{member}", "mono", "start"))
+        parts.append(_text(180, y + 32, code, "mono", "start"))
     return _svg(560, 12 + len(STEPS) * 56, parts, "One round of decoding")
 
 
@@ -119,20 +133,16 @@ def _imported(path: Path) -> Iterator[str]:
             yield from (name.name for name in node.names if name.name.startswith("speculate"))
 
 
-def _check(module: str, member: str) -> None:
-    """Fail if a step of the picture is no longer in the code."""
-    body: Iterable[ast.stmt] = ast.parse(
-        (PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
-    ).body
+def _function(module: str, member: str) -> ast.stmt:
+    """Return the definition of a class's method."""
+    path = PACKAGE / f"{module.replace('.', '/')}.py"
+    node: ast.Module | ast.stmt = ast.parse(path.read_text(encoding="utf-8"))
     for name in member.split("."):
-        found = [
-            node
-            for node in body
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
-        ]
-        if not found:
-            raise LookupError(f"speculate.{module} has no {member}: update STEPS in {__file__}")
-        body = found[0].body
+        assert isinstance(node, ast.Module | ast.ClassDef)
+        definitions = (one for one in node.body if isinstance(one, ast.ClassDef | ast.FunctionDef))
+        node = next(one for one in definitions if one.name == name)
+    assert isinstance(node, ast.FunctionDef)
+    return node
 
 
 def _arrow(

@@ -284,11 +284,10 @@ class Generation:
         self._target.borrow()
         config.proposers.begin(position, known if self._cached.in_step else None, history)
         try:
-            self._text = list(prompt)
             self._target.prefill(prompt)
             context = position + len(prompt) - 1
             config.sampler.begin([*history, *prompt[:-1]], context, self._stop_tokens)
-            self._committed = len(prompt) - 1
+            self._text, self._committed = list(prompt), len(prompt) - 1
             self._target.start()
             self._recording = True
             self._target.begun()
@@ -402,6 +401,7 @@ class Generation:
         """
         try:
             self._target.restore()
+            self._target.quantize()
             self._committed = self._target.fed()
             self._feed(self._text[self._committed :], after_failure=True)
             self._target.replay()

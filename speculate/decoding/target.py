@@ -211,6 +211,10 @@ class TargetRunner:
         """Commit the first tokens `(m,)` fed since the last `keep`, and roll the rest back."""
         self._group.keep(tokens.shape[0])
         self._config.sampler.keep(tokens)
+        self.quantize()
+
+    def quantize(self) -> None:
+        """Quantise caches if the sequence is long enough."""
         self._quantizer.apply()
 
     def room_for_drafts(self) -> int | None:

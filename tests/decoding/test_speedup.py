@@ -9,7 +9,7 @@ import pytest
 from pytest import approx
 
 from speculate import Adaptive, Decoder, Fixed, Off, Stats
-from speculate.decoding import stats as stats_module
+from speculate.decoding import generation
 from speculate.protocols import Costs, Plan, Proposer, Round
 from tests.decoding import kit
 
@@ -158,7 +158,7 @@ def test_the_observers_own_time_is_not_the_rounds(
         rounds.append(round)
         now += 1000.0
 
-    monkeypatch.setattr(stats_module, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(generation, "time", SimpleNamespace(perf_counter=clock))
     script = kit.scripted("dense", kit.PROMPT, 20, kit.always(0))
     decoder = Decoder(kit.get("dense").model, Fixed(script, depth), observer=dawdle)
     list(decoder.generate(kit.PROMPT, 5))

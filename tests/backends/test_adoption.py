@@ -27,8 +27,8 @@ from speculate.backends.adopt import adopt
 from speculate.backends.group import group_of
 from speculate.errors import CannotRewindError, OptionError
 from speculate.protocols import Rollbackable
-from tests import tiny
-from tests.backends.driving import (
+from tests.support import tiny
+from tests.support.cache_contents import (
     ALL,
     CUT_ANYWHERE,
     assert_close,

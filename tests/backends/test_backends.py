@@ -16,7 +16,7 @@ from speculate.backends.kv import RewindableKVCache, quantize
 from speculate.backends.rotating import RewindableRotatingKVCache, mask_with_sinks
 from speculate.errors import RewindError
 from speculate.protocols import RecordsRollback
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     CUT_ANYWHERE,
     assert_close,
     assert_equal,
@@ -30,7 +30,7 @@ from tests.backends.driving import (
     to_list,
     write,
 )
-from tests.backends.layers import KINDS, consume, fresh, group, make
+from tests.support.caches_by_kind import KINDS, consume, fresh, group, make
 
 
 @pytest.mark.parametrize("kind", KINDS)

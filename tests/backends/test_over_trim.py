@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     CUT_ANYWHERE,
     HYBRIDS,
     assert_equal,

@@ -20,7 +20,7 @@ from mlx_lm.models.cache import (
 
 from speculate import speculation
 from speculate.backends.adopt import adopt
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     ALL,
     assert_close,
     assert_equal,
@@ -31,7 +31,7 @@ from tests.backends.driving import (
     ids,
     model,
 )
-from tests.backends.stock_process import NEXT
+from tests.support.stock_process import NEXT
 
 ROOT = Path(__file__).parents[2]
 TEXT = ids(22, seed=1)
@@ -56,8 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     for family in ALL:
         save_prompt_cache(str(folder / f"{family}.safetensors"), handed_back(family))
-    module = "tests.backends.stock_process"
-    command = [sys.executable, "-m", "tests.on_cpu", module, str(folder), *ALL]
+    module = "tests.support.stock_process"
+    command = [sys.executable, "-m", "tests.support.on_cpu", module, str(folder), *ALL]
     subprocess.run(command, cwd=ROOT, check=True, timeout=120)
     return folder
 

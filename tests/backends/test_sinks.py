@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from speculate.backends.rotating import RewindableRotatingKVCache
-from tests.backends.driving import to_list
+from tests.support.cache_contents import to_list
 
 
 class Tape:

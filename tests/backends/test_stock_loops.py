@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from speculate.errors import RewindError
 from speculate.models.adapter import StockAdapter
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     CUT_ANYWHERE,
     EVERY,
     adapted,

@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 from speculate.checkpoints import HeadTensors, find_head, has_head, load_trunk, read_head
 from speculate.errors import CheckpointError, HeadNotFoundError, SpeculateWarning
 from speculate.models.mtp import build_head
-from tests.checkpoints import tiny
+from tests.support import checkpoint_files as tiny
 
 PREFIXES = [
     "mtp.",

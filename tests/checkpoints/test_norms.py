@@ -10,7 +10,7 @@ import pytest
 
 from speculate.checkpoints import Convention, find_head, read_head
 from speculate.checkpoints.norms import decide
-from tests.checkpoints import tiny
+from tests.support import checkpoint_files as tiny
 
 GROUPS = ("layer 0", "layer 0, queries and keys", "before fc", "final")
 

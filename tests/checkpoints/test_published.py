@@ -17,9 +17,9 @@ from speculate.checkpoints import HeadTensors, Quantization, find_head
 from speculate.models.adapter import StockAdapter
 from speculate.models.mtp import build_head
 from speculate.protocols import MTPHead
-from tests import words
-from tests.checkpoints import tiny
-from tests.decoding import kit
+from tests.support import checkpoint_files as tiny
+from tests.support import reference as kit
+from tests.support import tokenizers as words
 
 Choice = Mapping[str, tuple[int, int, str]]
 MANY = 256

@@ -43,8 +43,9 @@ from speculate.cli._bench_runs import (
 )
 from speculate.cli._console import json_safe
 from speculate.protocols import Forward, Rollbackable, Round
-from tests import tiny, words
-from tests.cli.running import Said, run
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.command_runs import Said, run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -12,9 +12,10 @@ import pytest
 
 import speculate as sp
 from speculate.loading import demo_prompt
-from tests import tiny, words
-from tests.cli.running import run
-from tests.decoding import kit
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.command_runs import run
 
 
 @pytest.fixture

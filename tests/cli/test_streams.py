@@ -18,10 +18,11 @@ from speculate import verify as checks
 from speculate.cli import bench as bench
 from speculate.cli.main import COMMANDS, main
 from speculate.verify import Case, Result
-from tests import tiny, words
 from tests.cli.test_bench import results_of, written_out
 from tests.cli.test_verify import bring
-from tests.decoding.kit import get
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.reference import get
 
 REFUSED: Final = "speculate: error: output cannot be written to standard output: "
 FULL: Final = f"{REFUSED}No space left on device"

@@ -14,9 +14,9 @@ from speculate import SpeculativeModel, verify
 from speculate.cli import _console
 from speculate.cli import verify as command
 from speculate.verify import Case, Difference, Result
-from tests.cli.running import Said, run
-from tests.cli.verifying import TEXT, Forgetful, InBlocks, hybrid, next_numbers, with_ties
-from tests.decoding.kit import adapted, get
+from tests.support.command_runs import Said, run
+from tests.support.reference import adapted, get
+from tests.support.verify_subjects import TEXT, Forgetful, InBlocks, hybrid, next_numbers, with_ties
 
 CHECK = re.compile(r"  (OK|NUMERICS|BUG) +(\w+)  .*")
 

@@ -14,7 +14,8 @@ from speculate import SpeculativeModel, verify
 from speculate.backends.group import CacheGroup
 from speculate.protocols import Forward
 from speculate.verify import Difference, Result
-from tests.cli.verifying import (
+from tests.support.reference import get
+from tests.support.verify_subjects import (
     Around,
     InBlocks,
     second_best,
@@ -23,7 +24,6 @@ from tests.cli.verifying import (
     with_ties,
     wrong,
 )
-from tests.decoding.kit import get
 
 USUAL: Final = 1e-4
 RARE: Final = 0.5

@@ -7,9 +7,9 @@ import pytest
 from speculate import Decoder, Fixed, Token
 from speculate.protocols import Round
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.watched import Broken, Ticker, WatchedModel, WatchedProposer
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.recording import Broken, Ticker, WatchedModel, WatchedProposer
 
 
 class Later(Exception):

@@ -9,9 +9,9 @@ import pytest
 from speculate import Decoder, Fixed
 from speculate.protocols import Round
 from speculate.testing import RecordingObserver, ScheduledStrategy
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.watched import WatchedModel
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.recording import WatchedModel
 
 DEPTHS = (4, 0, 1, 2, 7)
 PROMPTS = (1, 2, tiny.WINDOW - 1, tiny.WINDOW, tiny.WINDOW + 1, 3 * tiny.WINDOW)

@@ -11,9 +11,9 @@ import pytest
 
 from speculate import Decoder, DraftModel, Fixed, Off, Token
 from speculate.protocols import Forward, Rollbackable
-from tests.decoding import kit
-from tests.decoding.failing import COUNT, OWN, PLACES, TARGET, Failing, Kind, build, calls
-from tests.decoding.watched import Broken, GuidedModel, PassingModel, Ticker
+from tests.support import reference as kit
+from tests.support.failing_runs import COUNT, OWN, PLACES, TARGET, Failing, Kind, build, calls
+from tests.support.recording import Broken, GuidedModel, PassingModel, Ticker
 
 SETUPS: Final[tuple[tuple[str, Kind, str], ...]] = (
     ("qwen3_5", "draft", "small_dense"),

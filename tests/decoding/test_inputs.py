@@ -11,8 +11,8 @@ from speculate import Decoder, Fixed, Off, Sampling, SpeculateError, Speculative
 from speculate.errors import OptionError, PromptError
 from speculate.protocols import Choose, Commit, Draft, Plan, Proposer, Round
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
+from tests.support import reference as kit
+from tests.support import tiny
 
 
 def decoder(name: str = "dense") -> Decoder:

@@ -13,10 +13,10 @@ from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, SpeculateError,
 from speculate.errors import RewindError
 from speculate.protocols import Proposer
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
-from tests.decoding.heads import with_knowing_head
-from tests.decoding.interrupting import Interrupter
-from tests.decoding.watched import Broken, GuidedModel, Ticker, WatchedProposer
+from tests.support import reference as kit
+from tests.support.interrupts import Interrupter
+from tests.support.mtp_heads import with_knowing_head
+from tests.support.recording import Broken, GuidedModel, Ticker, WatchedProposer
 
 Drafter = Literal["script", "draft", "head", "propose", "settle"]
 

@@ -15,8 +15,8 @@ from speculate import Decoder, Fixed, Off, Token
 from speculate.protocols import Strategy
 from speculate.sampling.processors import Processor
 from speculate.testing import ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
+from tests.support import reference as kit
+from tests.support import tiny
 
 VOCAB: Final = 8000
 ROW: Final = 4 * VOCAB

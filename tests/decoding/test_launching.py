@@ -12,10 +12,10 @@ import pytest
 from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, PromptLookup
 from speculate.protocols import Round, Strategy
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.heads import with_head
-from tests.decoding.watched import WatchedModel
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.mtp_heads import with_head
+from tests.support.recording import WatchedModel
 
 NAMES: Final = (*kit.PROMISED, "lfm2")
 

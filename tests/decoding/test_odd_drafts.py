@@ -12,9 +12,9 @@ import pytest
 
 from speculate import Adaptive, Decoder, Fixed, SpeculateError
 from speculate.protocols import Costs, Draft
-from tests import tiny
-from tests.decoding import kit
-from tests.sampling.toys import Drafting
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.table_models import Drafting
 
 LAW = mx.full((1, tiny.VOCAB), -1.0)
 TWO = mx.array([1, 2])

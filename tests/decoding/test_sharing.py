@@ -17,9 +17,9 @@ from speculate.errors import DecoderBusyError
 from speculate.protocols import Proposer, Strategy
 from speculate.sampling.processors import Processor
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
-from tests.decoding.heads import with_head
-from tests.decoding.watched import GuidedModel, WatchedProposer
+from tests.support import reference as kit
+from tests.support.mtp_heads import with_head
+from tests.support.recording import GuidedModel, WatchedProposer
 
 
 def drafting(name: str, depth: int = 3) -> Decoder:

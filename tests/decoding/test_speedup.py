@@ -11,7 +11,7 @@ from pytest import approx
 from speculate import Adaptive, Decoder, Fixed, Off, Stats
 from speculate.decoding import stats as stats_module
 from speculate.protocols import Costs, Plan, Proposer, Round
-from tests.decoding import kit
+from tests.support import reference as kit
 
 
 def counted(*rounds: Round) -> Stats:

@@ -12,9 +12,9 @@ from mlx import nn
 from speculate import Decoder, Fixed, Off, Stats
 from speculate.protocols import Round
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.watched import WatchedProposer
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.recording import WatchedProposer
 
 
 def test_counters_of_a_written_out_example() -> None:

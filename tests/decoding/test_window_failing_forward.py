@@ -6,14 +6,7 @@ import pytest
 
 from speculate import speculation
 from speculate.models.adapter import StockAdapter
-from tests.backends.breaking import (
-    FEED_FORWARD,
-    Fuse,
-    PartFailedError,
-    check_failed_forward,
-    fused,
-)
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     ALL,
     FAMILIES,
     Caches,
@@ -26,6 +19,13 @@ from tests.backends.driving import (
     model,
     speculate_all,
     stock,
+)
+from tests.support.failing_layers import (
+    FEED_FORWARD,
+    Fuse,
+    PartFailedError,
+    check_failed_forward,
+    fused,
 )
 
 TEXT = ids(12, seed=1)

@@ -12,7 +12,7 @@ import speculate as sp
 from speculate import SpeculativeModel
 from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
-from tests.decoding import kit
+from tests.support import reference as kit
 
 TEXT: Final = kit.text_of(13)
 

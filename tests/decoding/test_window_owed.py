@@ -11,9 +11,8 @@ from mlx_lm.models.cache import CacheList, make_prompt_cache
 
 from speculate import SpeculateError, speculation
 from speculate.models.adapter import DenseAdapter
-from tests import tiny
-from tests.backends.breaking import fused
-from tests.backends.driving import (
+from tests.support import tiny
+from tests.support.cache_contents import (
     assert_equal,
     assert_same,
     batch,
@@ -24,8 +23,9 @@ from tests.backends.driving import (
     model,
     stock,
 )
-from tests.backends.layers import consume, fresh, group
-from tests.decoding.window_contracts import Contracts
+from tests.support.caches_by_kind import consume, fresh, group
+from tests.support.failing_layers import fused
+from tests.support.model_contracts import Contracts
 
 TEXT = ids(12, seed=1)
 

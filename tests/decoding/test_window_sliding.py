@@ -14,8 +14,8 @@ from speculate import SpeculativeModel
 from speculate.models.adapter import StockAdapter
 from speculate.protocols import Rollbackable
 from speculate.testing.models import ROUNDS
-from tests import tiny
-from tests.backends.driving import (
+from tests.support import tiny
+from tests.support.cache_contents import (
     Caches,
     adapted,
     assert_close,
@@ -32,8 +32,8 @@ from tests.backends.driving import (
     stock,
     trim_all,
 )
-from tests.decoding.watched import PassingModel
-from tests.decoding.window_contracts import Contracts
+from tests.support.model_contracts import Contracts
+from tests.support.recording import PassingModel
 
 
 @cache

@@ -16,7 +16,7 @@ import speculate
 from speculate import SpeculateError, speculation
 from speculate.backends.group import group_of
 from speculate.errors import CannotRewindError, OptionError, RewindError
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     ALL,
     FAMILIES,
     assert_equal,

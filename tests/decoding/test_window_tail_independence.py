@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from speculate import speculation
-from tests import tiny
-from tests.backends.driving import (
+from tests.support import tiny
+from tests.support.cache_contents import (
     CUT_ANYWHERE,
     FAMILIES,
     HYBRIDS,
@@ -21,7 +21,7 @@ from tests.backends.driving import (
     speculate_all,
     trim_all,
 )
-from tests.decoding.window_contracts import Contracts
+from tests.support.model_contracts import Contracts
 
 
 @pytest.mark.parametrize("family", CUT_ANYWHERE)

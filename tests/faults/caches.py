@@ -20,7 +20,6 @@ from speculate.errors import RewindError, SpeculateError
 from speculate.models.gated_delta import FusedReplay, KeptStates, ResumePoint
 from speculate.protocols import Entries, Rollbackable
 from speculate.testing import CacheTests
-from tests.backends.driving import cold, feed, ids, model
 from tests.backends.test_kinds import (
     TestRows,
     TestState,
@@ -38,6 +37,7 @@ from tests.models.test_families import (
     TestQwen35,
     TestQwen35Folded,
 )
+from tests.support.cache_contents import cold, feed, ids, model
 
 
 class PartTests(CacheTests):

@@ -15,9 +15,9 @@ from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 from speculate import SpeculativeModel
 from speculate.errors import CacheOnLoanError, OptionError
 from speculate.integrations.mlx_lm import Steps, speculative_generate_step
-from tests.decoding import kit
-from tests.decoding.watched import Broken, GuidedModel, Ticker, WatchedModel
-from tests.integrations.steps import PAIRS, both_caches, check_both, check_on_loan, ids
+from tests.support import reference as kit
+from tests.support.paired_caches import PAIRS, both_caches, check_both, check_on_loan, ids
+from tests.support.recording import Broken, GuidedModel, Ticker, WatchedModel
 
 COUNT = 12
 

@@ -10,7 +10,7 @@ from speculate import SpeculativeModel
 from speculate.protocols import StockModel
 from speculate.testing import ModelTests
 from speculate.testing.models import ROUNDS
-from tests.backends.driving import model, stock
+from tests.support.cache_contents import model, stock
 
 
 class Family(ModelTests):

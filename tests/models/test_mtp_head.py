@@ -16,7 +16,7 @@ from speculate.checkpoints import HeadTensors
 from speculate.errors import HeadMismatchError, OptionError, UnsupportedModelError
 from speculate.models.mtp import Feed, Packing, build_head
 from speculate.protocols import MTPHead
-from tests.checkpoints import tiny
+from tests.support import checkpoint_files as tiny
 
 
 @attrs.frozen

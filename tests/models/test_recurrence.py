@@ -16,8 +16,8 @@ from speculate.models.adapter import StockAdapter
 from speculate.models.gated_delta import cheapest
 from speculate.models.stock import GatedDeltaLayer
 from speculate.protocols import DefersRollback, Recurrence, StockModel
-from tests import tiny
-from tests.backends.driving import (
+from tests.support import tiny
+from tests.support.cache_contents import (
     Caches,
     adapted,
     assert_equal,

@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 
 from speculate import Fixed, speculation
-from tests.decoding import kit
 from tests.faults import caches as caches
 from tests.faults.planting import planted
 from tests.models.test_families import Family
+from tests.support import reference as kit
 
 ROUNDS: Final = "test_rejected_tokens_leave_no_trace"
 SEVERAL: Final = "test_a_rewind_spans_several_forwards"

@@ -14,9 +14,9 @@ from speculate.backends.arrays import RewindableArraysCache
 from speculate.models import gated_delta
 from speculate.models.gated_delta import MAX_FUSED_TOKENS, BlockRecord, FusedReplay, KeptStates
 from speculate.protocols import Deferred
-from tests.backends.driving import Caches, cold, feed, ids, model
-from tests.decoding import kit
-from tests.decoding.watched import WatchedModel
+from tests.support import reference as kit
+from tests.support.cache_contents import Caches, cold, feed, ids, model
+from tests.support.recording import WatchedModel
 
 WAYS: Final = ("qwen3_5", "qwen3_5_folded")
 DELTA_LAYERS: Final = 2

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import speculate as sp
 from speculate.protocols import StockModel
-from tests.tiny import VOCAB, spread
+from tests.support.tiny import VOCAB, spread
 
 DENSE = {
     "hidden_size": 32,

@@ -14,9 +14,9 @@ import speculate as sp
 from speculate import MTPChain
 from speculate.protocols import Foresees, Hindsight, Outlook, Plan, Proposer, Round
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
-from tests.decoding.heads import with_head
-from tests.proposers.scan import FORESEEN, Scan, asked, generate, told
+from tests.support import reference as kit
+from tests.support.brute_force_lookup import FORESEEN, Scan, asked, generate, told
+from tests.support.mtp_heads import with_head
 
 TEXTS: Final = st.integers(1, 4).flatmap(
     lambda size: st.lists(st.integers(0, size - 1), min_size=3, max_size=70)

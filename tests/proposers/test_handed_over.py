@@ -11,9 +11,9 @@ from speculate.errors import OptionError
 from speculate.proposers import _chain
 from speculate.protocols import Rollbackable
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
-from tests.decoding.watched import GuidedModel, WatchedProposer
-from tests.proposers.laws import check_draft_model
+from tests.support import reference as kit
+from tests.support.expected_drafts import check_draft_model
+from tests.support.recording import GuidedModel, WatchedProposer
 
 DRAFTS = ("small_dense", "qwen3_5", "qwen3_5_folded", "gpt_oss", "lfm2")
 HANDED = product(DRAFTS, (1, 4, 5, 9), ("right", "wrong"))

@@ -12,10 +12,10 @@ import pytest
 import speculate as sp
 from speculate.proposers import _chain
 from speculate.protocols import Forward, LooksBack, Proposer, Round
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.watched import PassingModel, WatchedProposer
-from tests.sampling.toys import TableModel
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.recording import PassingModel, WatchedProposer
+from tests.support.table_models import TableModel
 
 TURN: Final = (11, 12, 13, 14, 15, 16, 17, 18)
 """An earlier turn."""

@@ -19,7 +19,7 @@ import speculate as sp
 from speculate._mx import to_ints
 from speculate.errors import OptionError
 from speculate.proposers import prompt_lookup
-from tests.proposers.scan import Scan, asked, generate, no_choice, told
+from tests.support.brute_force_lookup import Scan, asked, generate, no_choice, told
 
 TEXTS: Final = st.integers(1, 5).flatmap(
     lambda size: st.lists(st.integers(0, size - 1), min_size=1, max_size=48)

@@ -10,11 +10,11 @@ import pytest
 from speculate import Decoder, DraftModel, MTPChain
 from speculate.protocols import Proposer
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.heads import with_head, with_knowing_head
-from tests.decoding.watched import WatchedProposer
-from tests.proposers.laws import check_draft_model, check_head
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.expected_drafts import check_draft_model, check_head
+from tests.support.mtp_heads import with_head, with_knowing_head
+from tests.support.recording import WatchedProposer
 
 NAME: Final = "qwen3_5"
 

@@ -17,11 +17,11 @@ from speculate._mx import to_ints
 from speculate.protocols import Choice, Commit, Forward
 from speculate.sampling.options import MODES, Mode
 from speculate.verify.drafters import model_drafter
-from tests.decoding import kit
-from tests.decoding.watched import PassingModel, WatchedProposer
-from tests.sampling.laws import distribution
 from tests.sampling.test_callables import START, TARGET, p_of_steps
-from tests.sampling.toys import TableModel, table, to_mx
+from tests.support import reference as kit
+from tests.support.exact_distributions import distribution
+from tests.support.recording import PassingModel, WatchedProposer
+from tests.support.table_models import TableModel, table, to_mx
 
 FEW: Final = 64
 MANY: Final = 80

@@ -11,9 +11,9 @@ import pytest
 
 from speculate import Sampling
 from speculate.sampling.options import MODES, Mode
-from tests.sampling.batched import Drafter, Setting, Texts, decode
-from tests.sampling.laws import Outcome, mean_accepted, overlap
-from tests.sampling.toys import table
+from tests.support.batched_sampling import Drafter, Setting, Texts, decode
+from tests.support.exact_distributions import Outcome, mean_accepted, overlap
+from tests.support.table_models import table
 
 TEXTS: Final = 20_000
 SIGMAS: Final = 5

@@ -16,12 +16,12 @@ from speculate import Decoder, Fixed, Off, Sampling
 from speculate.protocols import Choice, Choose, Draft
 from speculate.sampling.acceptance import AcceptanceRule, Verification
 from speculate.sampling.options import MODES, Mode
-from tests.decoding import kit
-from tests.sampling import controls
-from tests.sampling.batched import RuleMaker, Setting, decode, rule_of
-from tests.sampling.laws import CHANCE, Floats, distribution, joint, p_value
 from tests.sampling.test_callables import START, TARGET, VOCAB, p_of_steps
-from tests.sampling.toys import Drafting, TableModel, table, to_mx
+from tests.support import biased_rules
+from tests.support import reference as kit
+from tests.support.batched_sampling import RuleMaker, Setting, decode, rule_of
+from tests.support.exact_distributions import CHANCE, Floats, distribution, joint, p_value
+from tests.support.table_models import Drafting, TableModel, table, to_mx
 
 BY_LAW: Final[tuple[Mode, ...]] = ("rejection", "block")
 TEXTS: Final = 4000
@@ -133,12 +133,12 @@ def test_what_stands_in_front_of_a_broken_draft_is_judged_as_a_block_of_its_own(
     "name", ["half a distribution", "twice a distribution", "the token is impossible"]
 )
 def test_a_rule_that_judges_by_a_broken_law_is_refused(name: str) -> None:
-    wrong = setting("rejection", saying(name, (0, 1, 2), controls.AnyLawIsALaw), top_k=0)
+    wrong = setting("rejection", saying(name, (0, 1, 2), biased_rules.AnyLawIsALaw), top_k=0)
     assert p_of_texts(wrong) < CHANCE
 
 
 def test_a_rule_that_accepts_what_its_law_rules_out_is_refused() -> None:
-    wrong = setting("rejection", saying("not a number", (0, 1, 2), controls.PlainRejection))
+    wrong = setting("rejection", saying("not a number", (0, 1, 2), biased_rules.PlainRejection))
     assert p_of_texts(wrong) < CHANCE
 
 

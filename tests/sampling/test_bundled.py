@@ -13,7 +13,7 @@ from speculate import SpeculativeModel
 from speculate.protocols import Proposer, Strategy
 from speculate.sampling.options import Mode
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
+from tests.support import reference as kit
 
 PROMPT: Final = "def read_lines(path):\n"
 COUNT: Final = 32

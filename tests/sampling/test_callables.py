@@ -16,10 +16,18 @@ from speculate.sampling.acceptance import CallablePicker, SamplerCallable
 from speculate.sampling.options import Mode
 from speculate.sampling.processors import Processor
 from speculate.testing._sampler_harness import chi_square
-from tests.decoding import kit
-from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for
-from tests.sampling.laws import CHANCE, Floats, distribution
-from tests.sampling.toys import LookupProposer, TableModel, integer, ints, number, table, to_mx
+from tests.support import reference as kit
+from tests.support.drafters import COUNT, PROMPT, Case, headed, strategy_for
+from tests.support.exact_distributions import CHANCE, Floats, distribution
+from tests.support.table_models import (
+    LookupProposer,
+    TableModel,
+    integer,
+    ints,
+    number,
+    table,
+    to_mx,
+)
 
 VOCAB: Final = 4
 TARGET: Final = table(1, VOCAB)

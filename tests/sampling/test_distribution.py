@@ -10,9 +10,9 @@ import pytest
 
 from speculate import Sampling
 from speculate.sampling.options import MODES, Mode
-from tests.sampling.batched import Drafter, Setting, decode
-from tests.sampling.laws import CHANCE, Outcome, joint, p_value
-from tests.sampling.toys import table
+from tests.support.batched_sampling import Drafter, Setting, decode
+from tests.support.exact_distributions import CHANCE, Outcome, joint, p_value
+from tests.support.table_models import table
 
 FILTERS: Final[dict[str, Sampling]] = {
     "no filter": Sampling(),

@@ -13,7 +13,7 @@ from speculate import Sampling
 from speculate.protocols import Choice, Decision, Draft, Sampler
 from speculate.sampling.options import MODES, Mode
 from speculate.sampling.sampler import SamplerFactory
-from tests.sampling.toys import ints, to_mx, to_np
+from tests.support.table_models import ints, to_mx, to_np
 
 DEPTH: Final = 2
 VOCABULARIES: Final = (100, 8193, 151_936, 248_320)

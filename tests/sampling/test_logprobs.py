@@ -12,11 +12,11 @@ from mlx_lm.generate import generate_step
 from speculate import Decoder, DraftModel, Fixed, Off, Sampling, Token
 from speculate.sampling.options import MODES, Mode
 from speculate.sampling.processors import Processor
-from tests import tiny
-from tests.decoding import kit
-from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for, text_of
 from tests.sampling.test_processors import by_mlx_lm, of_mlx_lm
-from tests.sampling.toys import TableModel, floats, number, table, to_mx
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.drafters import COUNT, PROMPT, Case, headed, strategy_for, text_of
+from tests.support.table_models import TableModel, floats, number, table, to_mx
 
 DRAFTERS: Final = ("mtp 3", "cousin 4", "right 3", "wrong by turns 3", "switching", "nobody")
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from speculate.sampling import noise
 from speculate.sampling.noise import gumbel, hashes, key, uniform
 from speculate.testing._sampler_harness import chi_square
-from tests.sampling.laws import CHANCE
-from tests.sampling.toys import number
+from tests.support.exact_distributions import CHANCE
+from tests.support.table_models import number
 
 SEEDS: Final = (0, 1, 2, 42, 2**31, 2**63 - 1, -5)
 Words = NDArray[np.uint32]

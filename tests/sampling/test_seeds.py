@@ -15,9 +15,9 @@ from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, Sampling, Token
 from speculate.protocols import Proposer
 from speculate.sampling.options import MODES, Mode
 from speculate.testing import ScheduledStrategy
-from tests import tiny
-from tests.decoding import kit
-from tests.sampling.drafting import (
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.drafters import (
     COUNT,
     NAMES,
     OPTIONS,
@@ -28,7 +28,7 @@ from tests.sampling.drafting import (
     strategy_for,
     text_of,
 )
-from tests.sampling.toys import TableHead, TableModel, table, to_mx
+from tests.support.table_models import TableHead, TableModel, table, to_mx
 
 EVERYONE: Final = random.Random(0).sample(
     list(product((*kit.PROMISED, *tiny.MORE), TEMPERATURES, OPTIONS, NAMES)), 800

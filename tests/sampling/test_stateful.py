@@ -12,10 +12,10 @@ from speculate import Decoder, Off, Sampling
 from speculate.errors import OptionError
 from speculate.sampling.options import MODES, Mode
 from speculate.sampling.processors import ForkableProcessor, Processor
-from tests import tiny
-from tests.decoding import kit
-from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for
-from tests.sampling.toys import integer
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.drafters import COUNT, PROMPT, Case, headed, strategy_for
+from tests.support.table_models import integer
 
 DRAFTERS: Final = ("mtp 3", "cousin 4", "right 4", "wrong by turns 4", "switching", "nobody")
 SCRIPT: Final = (5, 9, 12, 7, 33, 21)

@@ -15,7 +15,7 @@ from speculate import Adaptive
 from speculate.errors import OptionError
 from speculate.protocols import Costs, Hindsight, Outlook, Plan, Round, ToleratesFailures, UsesCosts
 from speculate.strategies.adaptive import PROBE_MIN_TOKENS
-from tests.strategies.world import PLAIN, Finder, Guesser, World
+from tests.support.simulated import PLAIN, Finder, Guesser, World
 
 COSTS = Costs(100, {1: 0.02, 2: 0.021, 5: 0.03}, {"mtp": 0.002})
 

@@ -10,7 +10,7 @@ from speculate import Adaptive
 from speculate.protocols import Hindsight, Outlook, Round
 from speculate.strategies.acceptance import MIN_ONSET_AFTER_COPY, MatchOnset
 from speculate.strategies.estimates import PRIOR_ACCEPTANCE, PRIOR_CORRELATION, ProposerEstimate
-from tests.strategies.world import FLAT, Finder, Guesser, World
+from tests.support.simulated import FLAT, Finder, Guesser, World
 
 SEEDS: Final = range(5)
 NOTHING: Final = Outlook(0, 0)

@@ -12,7 +12,7 @@ from speculate import Adaptive
 from speculate.protocols import Costs, Round
 from speculate.strategies.adaptive import RETRY_AFTER_ROUNDS
 from speculate.strategies.cost_store import CostStore
-from tests.strategies.world import FLAT, PLAIN, STEEP, Guesser, World
+from tests.support.simulated import FLAT, PLAIN, STEEP, Guesser, World
 
 SEEDS: Final = range(5)
 TWICE: Final = {rows: time if rows == 1 else 2 * time for rows, time in FLAT.items()}

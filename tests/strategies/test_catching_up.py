@@ -8,7 +8,7 @@ import pytest
 
 from speculate import Adaptive
 from speculate.strategies.round_times import BATCHED_ROW_COST, MIN_BATCH_ROWS, RoundTimes
-from tests.strategies.world import PLAIN, Finder, Sleeper, World
+from tests.support.simulated import PLAIN, Finder, Sleeper, World
 
 SEEDS: Final = range(5)
 CHEAP: Final = 0.02

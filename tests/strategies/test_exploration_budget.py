@@ -15,7 +15,7 @@ from speculate.strategies.adaptive import (
     ExplorationBudget,
 )
 from speculate.strategies.estimates import Candidate, ProposerEstimate
-from tests.strategies.world import Guesser
+from tests.support.simulated import Guesser
 
 OTHER: Final = Candidate(ProposerEstimate(Guesser("draft", 0.1, 0.5)), 1, tokens=1.5, time=1.2)
 """What would be done without exploration: 1.25 tokens per plain round."""

@@ -18,9 +18,10 @@ from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
 import speculate as sp
 from speculate.errors import OptionError, PromptError
 from speculate.text import DecoderOptions
-from tests import tiny, words
-from tests.decoding import kit
-from tests.text.saying import saying
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.scripted_model import saying
 
 FIELDS = ("text", "token", "prompt_tokens", "generation_tokens", "finish_reason")
 

@@ -8,9 +8,10 @@ import pytest
 
 import speculate as sp
 from speculate.testing import ScriptedProposer
-from tests import tiny, words
-from tests.decoding import kit
-from tests.text.saying import saying, spelled
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.scripted_model import saying, spelled
 
 DEPTHS = (0, 1, 3, 5)
 

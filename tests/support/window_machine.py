@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from speculate import Window, speculation
-from tests import tiny
-from tests.backends.driving import Caches, assert_same, holding, refused, to_list
-from tests.backends.layers import consume, fresh, group, make
+from tests.support import tiny
+from tests.support.cache_contents import Caches, assert_same, holding, refused, to_list
+from tests.support.caches_by_kind import consume, fresh, group, make
 
 TOKENS = st.integers(0, tiny.VOCAB - 1)
 BLOCKS = st.lists(TOKENS, min_size=1, max_size=9)

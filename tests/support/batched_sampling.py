@@ -30,7 +30,7 @@ from speculate.sampling.acceptance import (
 )
 from speculate.sampling.filters import Distribution
 from speculate.sampling.processors import penalties
-from tests.sampling.laws import (
+from tests.support.exact_distributions import (
     Floats,
     Outcome,
     distribution,
@@ -38,7 +38,7 @@ from tests.sampling.laws import (
     round_by_block,
     round_by_token,
 )
-from tests.sampling.toys import table, to_mx
+from tests.support.table_models import table, to_mx
 
 Drafter = Literal["sampled", "greedy", "lookup"]
 RuleMaker = Callable[[Sampling, int], AcceptanceRule]
@@ -50,7 +50,7 @@ KEYED: Final = (
     "speculate.sampling.acceptance.key",
     "speculate.sampling.filters.key",
     "speculate.sampling.acceptance.key",
-    "tests.sampling.controls.key",
+    "tests.support.biased_rules.key",
 )
 
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from speculate.errors import CacheOnLoanError
-from tests.decoding import kit
+from tests.support import reference as kit
 
 Step = tuple[int, mx.array, bool]
 

@@ -25,7 +25,7 @@ from speculate.errors import RewindError
 from speculate.models.adapter import StockAdapter
 from speculate.models.registry import adapter_for
 from speculate.protocols import Recurrence, Rollbackable, StockModel
-from tests import tiny
+from tests.support import tiny
 
 EVERY: Final[dict[str, Callable[[], nn.Module]]] = {
     **tiny.FAMILIES,

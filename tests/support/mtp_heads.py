@@ -15,9 +15,9 @@ from speculate.backends.kv import RewindableKVCache
 from speculate.models.mtp import QwenMTPHead, TrunkBinding, _MTPModule
 from speculate.protocols import Forward, Rollbackable
 from speculate.sampling.acceptance import Greedy
-from tests import tiny
-from tests.decoding.kit import Tiny, adapted, get
-from tests.decoding.watched import Tick, quiet, said_at
+from tests.support import tiny
+from tests.support.recording import Tick, quiet, said_at
+from tests.support.reference import Tiny, adapted, get
 
 CHOOSE: Final = Greedy().choose
 

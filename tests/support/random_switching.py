@@ -22,10 +22,10 @@ from speculate.protocols import (
     Strategy,
     ToleratesFailures,
 )
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.heads import KnowingHead, with_head
-from tests.decoding.watched import Broken, GuidedModel, WatchedProposer
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.mtp_heads import KnowingHead, with_head
+from tests.support.recording import Broken, GuidedModel, WatchedProposer
 
 SMALL: Final = ("small_dense", "small_dense", "qwen3_5", "qwen3_5_folded", "gpt_oss", "lfm2")
 REAL_HEADS: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")

@@ -10,8 +10,8 @@ from mlx import nn
 
 from speculate import speculation
 from speculate.models.adapter import StockAdapter
-from tests import tiny
-from tests.backends.driving import (
+from tests.support import tiny
+from tests.support.cache_contents import (
     EVERY,
     adapted,
     assert_equal,

@@ -14,7 +14,7 @@ from speculate.backends.adopt import adopt
 from speculate.backends.group import group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.protocols import Choose, Commit, Draft, Forward, MTPHead, Rollbackable
-from tests.sampling.laws import Floats
+from tests.support.exact_distributions import Floats
 
 VOCAB: Final = 8
 

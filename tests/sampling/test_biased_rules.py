@@ -11,10 +11,10 @@ import pytest
 
 from speculate import Sampling
 from speculate.sampling.options import MODES, Mode
-from tests.sampling import controls
-from tests.sampling.batched import Setting, decode
-from tests.sampling.laws import CHANCE, joint, p_value
-from tests.sampling.toys import table
+from tests.support import biased_rules
+from tests.support.batched_sampling import Setting, decode
+from tests.support.exact_distributions import CHANCE, joint, p_value
+from tests.support.table_models import table
 
 SMALL: Final = Setting(
     sampling=Sampling(temperature=0.9, mode="rejection"),
@@ -49,25 +49,25 @@ def test_the_right_rules_are_not_refused(setting: Setting) -> None:
 
 
 def test_the_controls_are_right_before_they_are_broken() -> None:
-    right = attrs.evolve(SMALL, rule=controls.PlainRejection)
+    right = attrs.evolve(SMALL, rule=biased_rules.PlainRejection)
     assert min(p_of_text(right), p_of_round(right)) > CHANCE
 
 
 @pytest.mark.parametrize(
     ("wrong", "setting"),
     [
-        (controls.CoinFromTheDraft, SMALL),
-        (controls.LawBeforeFilters, FILTERED),
-        (controls.SoftLawOfGreedyDrafts, SMALL),
-        (controls.RestNotRenormalised, SMALL),
-        (controls.RestIsTheTarget, SMALL),
-        (controls.AcceptIfMostLikely, SMALL),
-        (controls.SameNoiseAtEachPlace, SMALL),
+        (biased_rules.CoinFromTheDraft, SMALL),
+        (biased_rules.LawBeforeFilters, FILTERED),
+        (biased_rules.SoftLawOfGreedyDrafts, SMALL),
+        (biased_rules.RestNotRenormalised, SMALL),
+        (biased_rules.RestIsTheTarget, SMALL),
+        (biased_rules.AcceptIfMostLikely, SMALL),
+        (biased_rules.SameNoiseAtEachPlace, SMALL),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_biased_rule_is_refused_by_its_text(
-    wrong: type[controls.PlainRejection], setting: Setting
+    wrong: type[biased_rules.PlainRejection], setting: Setting
 ) -> None:
     assert p_of_text(attrs.evolve(setting, rule=wrong)) < CHANCE
 
@@ -85,14 +85,14 @@ def test_a_greedy_drafter_does_not_tilt_the_text(mode: Mode) -> None:
         start=2,
     )
     assert p_of_text(setting) > CHANCE
-    wrong = attrs.evolve(setting, drafter="sampled", rule=controls.SoftLawOfGreedyDrafts)
+    wrong = attrs.evolve(setting, drafter="sampled", rule=biased_rules.SoftLawOfGreedyDrafts)
     found = Counter(outcome[0] for outcome in decode(wrong, SEEDS).round(0))
     assert abs(found[0] / SEEDS - 0.4) < 0.05
     assert found[2] == 0
 
 
 def test_a_bonus_token_from_the_wrong_row_is_refused() -> None:
-    wrong = attrs.evolve(SMALL, depth=1, rule=controls.BonusFromTheWrongRow)
+    wrong = attrs.evolve(SMALL, depth=1, rule=biased_rules.BonusFromTheWrongRow)
     assert p_of_text(wrong) < CHANCE
     assert p_of_round(wrong) < CHANCE
 
@@ -100,12 +100,12 @@ def test_a_bonus_token_from_the_wrong_row_is_refused() -> None:
 def test_noise_shared_by_draft_and_residual_is_refused() -> None:
     """This bias is small: it takes more texts, and shows best in what a round accepted."""
     shared = attrs.evolve(SMALL, depth=3)
-    assert p_of_round(attrs.evolve(shared, rule=controls.RestFromTheDraft), 40_000) < CHANCE
+    assert p_of_round(attrs.evolve(shared, rule=biased_rules.RestFromTheDraft), 40_000) < CHANCE
     assert p_of_round(shared, 40_000) > CHANCE
 
 
 def test_noise_that_rounds_of_block_verification_share_is_refused() -> None:
     """A rejected block has looked at the coins of all its places, and they were bad."""
     binary = attrs.evolve(FAR_APART, target=table(5, 2), drafts=table(7, 2))
-    assert p_of_text(attrs.evolve(binary, rule=controls.same_noise_each_round), 15_000) < CHANCE
+    assert p_of_text(attrs.evolve(binary, rule=biased_rules.same_noise_each_round), 15_000) < CHANCE
     assert p_of_text(binary, 15_000) > CHANCE

@@ -26,7 +26,7 @@ from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.models.registry import adapter_for
 from speculate.protocols import MTPHead, Recurrence, StockModel, Strategy
 from speculate.testing import ScriptedProposer
-from tests import tiny
+from tests.support import tiny
 
 PROMPT: Final = (5, 9, 12, 3, 7, 1)
 SECOND: Final = (33, 2, 18)

@@ -12,8 +12,8 @@ from mlx import nn
 import speculate as sp
 from speculate import SpeculativeModel
 from speculate.protocols import Recurrence
-from tests import tiny
-from tests.backends.driving import adapted
+from tests.support import tiny
+from tests.support.cache_contents import adapted
 
 COARSE: Final = 1e-3
 """A tolerance that only TF32 needs."""

@@ -11,7 +11,7 @@ from speculate.backends.group import CacheGroup, group_of
 from speculate.testing._cache_harness import CacheSpec
 from speculate.testing.layers import run_layers
 from tests.backends import test_kinds as kinds
-from tests.backends.driving import Caches
+from tests.support.cache_contents import Caches
 
 KINDS: Final[dict[str, CacheSpec]] = {
     "rows": kinds.TestRows().spec(),

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from speculate._mx import to_ints
 from speculate.protocols import Choice, Commit, Proposer, Verdict
-from tests.decoding.watched import WatchedProposer
+from tests.support.recording import WatchedProposer
 
 FORESEEN: Final = 16
 

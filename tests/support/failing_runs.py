@@ -13,9 +13,9 @@ from speculate import Decoder, DraftModel, MTPChain, SpeculativeModel
 from speculate.protocols import Proposer, Rollbackable, Round
 from speculate.sampling import acceptance
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
-from tests.decoding.heads import with_knowing_head
-from tests.decoding.watched import (
+from tests.support import reference as kit
+from tests.support.mtp_heads import with_knowing_head
+from tests.support.recording import (
     GuidedModel,
     Ticker,
     WatchedModel,

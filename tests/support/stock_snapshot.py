@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
-from tests import tiny
+from tests.support import tiny
 
 FAMILIES = (*tiny.FAMILIES, "lfm2")
 PROMPT = (5, 9, 12, 3, 7, 1, 40, 22, 8, 61)
@@ -73,7 +73,7 @@ def changed(before: dict[str, object], after: dict[str, object]) -> list[str]:
 def use(models: dict[str, Any]) -> None:
     """Whatever speculate does with models: forwards, windows, a decoder."""
     import speculate
-    from tests.backends.driving import adapted, batch
+    from tests.support.cache_contents import adapted, batch
 
     for model in models.values():
         driven = adapted(model)

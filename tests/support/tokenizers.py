@@ -14,7 +14,7 @@ from mlx_lm.utils import save_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests import tiny
+from tests.support import tiny
 
 EOS: Final = "<eos>"
 EOS_ID: Final = tiny.VOCAB - 1

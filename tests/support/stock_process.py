@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
-from tests import tiny
+from tests.support import tiny
 
 NEXT = (5, 3, 60, 2, 41, 7)
 

@@ -8,8 +8,8 @@ import mlx.core as mx
 
 from speculate._mx import to_ints
 from speculate.sampling.acceptance import most_likely
-from tests.decoding import kit
-from tests.decoding.watched import WatchedProposer
+from tests.support import reference as kit
+from tests.support.recording import WatchedProposer
 
 
 def check_draft_model(draft: str, text: Sequence[int], watched: WatchedProposer) -> None:

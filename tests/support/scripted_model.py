@@ -9,9 +9,10 @@ import mlx.core as mx
 
 from speculate import SpeculativeModel
 from speculate.protocols import Forward, Rollbackable
-from tests import tiny, words
-from tests.decoding import kit
-from tests.decoding.watched import PassingModel, said_at
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.recording import PassingModel, said_at
 
 
 @final

@@ -14,9 +14,9 @@ from speculate import PromptLookup, SpeculativeModel, verify
 from speculate.models.adapter import StockAdapter
 from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
 from speculate.verify import Drafter, Result, VerificationTarget
-from tests import tiny
-from tests.decoding.heads import with_head
-from tests.decoding.kit import Tiny, adapted, get
+from tests.support import tiny
+from tests.support.mtp_heads import with_head
+from tests.support.reference import Tiny, adapted, get
 
 TEXT: Final = random.Random(3).choices(range(tiny.VOCAB), k=50)
 TOKENS: Final = 6

@@ -14,8 +14,8 @@ from mlx.utils import tree_map
 from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, Sampling, SpeculativeModel
 from speculate.protocols import Proposer, Strategy
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import heads, kit
+from tests.support import mtp_heads, tiny
+from tests.support import reference as kit
 
 OPTIONS: Final[dict[str, Sampling]] = {
     "plain": Sampling(),
@@ -98,8 +98,8 @@ def cousin(family: str) -> SpeculativeModel:
 def headed(case: Case, text: Sequence[int]) -> SpeculativeModel:
     """The model with a head: a random one of the real kind, or one that knows the text."""
     if case.family in WITH_HEAD:
-        return heads.with_head(case.family).model
-    return heads.with_knowing_head(case.family, text, wrong=range(0, 100, 7))[0].model
+        return mtp_heads.with_head(case.family).model
+    return mtp_heads.with_knowing_head(case.family, text, wrong=range(0, 100, 7))[0].model
 
 
 def strategy_for(name: str, case: Case, text: Sequence[int]) -> Strategy:

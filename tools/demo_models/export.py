@@ -13,8 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.utils import quantize_model, save_config, save_model
 
-from recipes.demo import models, tokenizer
-from recipes.demo.paths import DRAFT, HYBRID, WINDOWED, work
+from tools.demo_models import models, tokenizer
+from tools.demo_models.paths import DRAFT, HYBRID, WINDOWED, work
 
 BITS, GROUP = 8, 64
 
@@ -70,7 +70,7 @@ def load_hybrid(name: str = "hybrid.safetensors") -> models.Hybrid:
     head = work("head.safetensors")
     if head.exists() and head.stat().st_mtime > work(name).stat().st_mtime:
         model.head.load_weights(str(head))
-    mx.eval(model.parameters())
+    mx.eval(model.parameters())  # type: ignore[no-untyped-call]
     return model
 
 

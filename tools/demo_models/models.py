@@ -8,9 +8,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import gpt_oss, qwen3, qwen3_5
 
-from recipes.demo import loop
-from recipes.demo.mtp_head import Head
-from recipes.demo.tokenizer import EOS_ID, VOCAB_SIZE
+from tools.demo_models import loop
+from tools.demo_models.mtp_head import Head
+from tools.demo_models.tokenizer import EOS_ID, VOCAB_SIZE
 
 Config = dict[str, Any]
 
@@ -104,7 +104,7 @@ class Hybrid(nn.Module):
     """The target with its head, under the names that the two have on disk."""
 
     def __init__(self) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         stock = qwen3_5.Model(qwen3_5.ModelArgs.from_dict(_copy(HYBRID)))
         self.language_model = stock.language_model
         self.language_model.mtp = Head(self.language_model.args)

@@ -13,8 +13,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from recipes.demo import optim
-from recipes.demo.training_ops import training_ops
+from tools.demo_models import optim
+from tools.demo_models.training_ops import training_ops
 
 Loss = Callable[..., mx.array]
 """Takes a batch's arrays and returns a vector; its first entry is minimised, all are logged."""

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import mlx.nn as nn
 
-from recipes.demo import fastmath, gdn_chunked
+from tools.demo_models import fastmath, gdn_chunked
 
 
 def _swiglu(gate: mx.array, x: mx.array) -> mx.array:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 
-from recipes.demo import corpus, tokenizer
-from recipes.demo.paths import PROMPTS
+from tools.demo_models import corpus, tokenizer
+from tools.demo_models.paths import PROMPTS
 
 # Held-out functions whose continuation by the target does not fall into a loop at once
 # (file, first line in CPython 3.11.7 counted from 0, tokens).

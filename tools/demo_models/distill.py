@@ -14,8 +14,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
-from recipes.demo import export, fastmath, loop, models, tokenizer
-from recipes.demo.paths import work
+from tools.demo_models import export, fastmath, loop, models, tokenizer
+from tools.demo_models.paths import work
 
 PROMPT, LENGTH, ROWS = 64, 256, 192
 """Each generated row: its real beginning, its whole length; and rows decoded at once."""

@@ -1,6 +1,6 @@
 """Checks the chunked delta rule, and all training-time operations, against stock's.
 
-Run it with ``python -m recipes.demo.check_gdn``; it fails loudly where the two differ.
+Run it with ``python -m tools.demo_models.check_gdn``; it fails loudly where the two differ.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
 
-from recipes.demo import gdn_chunked, loop, models
-from recipes.demo.training_ops import training_ops
+from tools.demo_models import gdn_chunked, loop, models
+from tools.demo_models.training_ops import training_ops
 
 
 def _inputs() -> list[mx.array]:
@@ -48,7 +48,8 @@ def rule() -> float:
 def trunk() -> float:
     """Compares the whole target with random weights, under all training-time operations."""
     model = models.hybrid()
-    shapes = [(k, v.shape) for k, v in loop.flat(model.parameters()).items() if v.ndim == 2]
+    weights = loop.flat(model.parameters())  # type: ignore[no-untyped-call]
+    shapes = [(k, v.shape) for k, v in weights.items() if v.ndim == 2]
     model.load_weights([(k, 0.06 * mx.random.normal(s)) for k, s in shapes], strict=False)
     model.eval()
     tokens = mx.random.randint(0, 1024, (2, 64))

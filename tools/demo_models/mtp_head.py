@@ -14,14 +14,14 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.qwen3_5 import DecoderLayer
 
-from recipes.demo import fastmath
+from tools.demo_models import fastmath
 
 
 class Head(nn.Module):
     """The head's weights, under their names on disk."""
 
     def __init__(self, args: Any) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         width, eps = args.hidden_size, args.rms_norm_eps
         self.pre_fc_norm_embedding = nn.RMSNorm(width, eps=eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(width, eps=eps)

@@ -1,4 +1,4 @@
-"""Rebuilds everything in ``speculate/data``: ``python -m recipes.demo``.
+"""Rebuilds everything in ``speculate/data``: ``python -m tools.demo_models``.
 
 Each stage is a process of its own, since that frees its memory and lets one part be repeated;
 ``--from STAGE`` takes up the work where an earlier run left it.
@@ -40,14 +40,14 @@ def _environment() -> dict[str, str]:
 def main() -> None:
     """Runs the stages in order."""
     names = [name for name, _, _ in _STAGES]
-    parser = argparse.ArgumentParser(prog="python -m recipes.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_models", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="for all training together")
     parser.add_argument("--from", dest="start", choices=names, default=names[0])
     args = parser.parse_args()
     for name, (module, *flags), share in _STAGES[names.index(args.start) :]:
         budget = ["--minutes", f"{share * args.minutes:.2f}"] if share else []
         print(f"--- {name} {' '.join(budget)}", flush=True)
-        command = [sys.executable, "-m", f"recipes.demo.{module}", *flags, *budget]
+        command = [sys.executable, "-m", f"tools.demo_models.{module}", *flags, *budget]
         subprocess.run(command, check=True, env=_environment())
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from recipes.demo import fastmath, loop, models, mtp_head, tokenizer
-from recipes.demo.paths import work
+from tools.demo_models import fastmath, loop, models, mtp_head, tokenizer
+from tools.demo_models.paths import work
 
 SHORT, LONG = (16, 128), (8, 256)
 """Batches' (rows, tokens): long ones cost more a token, so they come in the last third only."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from recipes.demo import corpus
-from recipes.demo.paths import work
+from tools.demo_models import corpus
+from tools.demo_models.paths import work
 
 VOCAB_SIZE = 1024
 END_OF_TEXT = "<|endoftext|>"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from recipes.demo import distill, fastmath, loop, models, tokenizer
-from recipes.demo.paths import work
+from tools.demo_models import distill, fastmath, loop, models, tokenizer
+from tools.demo_models.paths import work
 
 BATCH, LENGTH = 16, 128
 

@@ -18,8 +18,8 @@ import numpy as np
 from mlx_lm import load
 from mlx_lm.models.cache import make_prompt_cache
 
-from recipes.demo import corpus, export, models, mtp_head, prompts, tokenizer
-from recipes.demo.paths import DRAFT, HYBRID, PROMPTS, WINDOWED
+from tools.demo_models import corpus, export, models, mtp_head, prompts, tokenizer
+from tools.demo_models.paths import DRAFT, HYBRID, PROMPTS, WINDOWED
 
 DEPTH, NEW_TOKENS = 4, 128
 

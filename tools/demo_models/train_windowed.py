@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from recipes.demo import fastmath, loop, models, tokenizer
-from recipes.demo.paths import work
+from tools.demo_models import fastmath, loop, models, tokenizer
+from tools.demo_models.paths import work
 
 BATCH, LENGTH = 16, 160
 

@@ -6,8 +6,8 @@ import argparse
 
 import mlx.core as mx
 
-from recipes.demo import distill, export, fastmath, loop, mtp_head
-from recipes.demo.paths import work
+from tools.demo_models import distill, export, fastmath, loop, mtp_head
+from tools.demo_models.paths import work
 
 DEPTHS = (1.0, 0.7, 0.5)
 """How much each depth's loss counts."""

@@ -99,7 +99,7 @@ def test_accepting_everything_copies_no_state() -> None:
     assert all(one is other for one, other in zip(caches[0].arrays(), state, strict=True))
 
 
-def test_taking_back_a_whole_block_copies_no_state() -> None:
+def test_rewinding_a_whole_block_copies_no_state() -> None:
     caches = make("state")
     consume("state", caches, ids(3))
     before = caches[0].arrays()

@@ -170,7 +170,7 @@ def test_unlimited_ends_with_the_text(capsys: pytest.CaptureFixture[str], tmp_pa
     assert said.counters()["tokens"] <= 5
 
 
-def test_the_same_seed_gives_the_same_text_whoever_drafts(
+def test_the_same_seed_gives_the_same_text_with_any_proposer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     texts, lines = set(), []

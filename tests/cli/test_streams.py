@@ -243,7 +243,7 @@ def test_without_any_stream_but_output_a_model_can_be_loaded(tmp_path: Path) -> 
     assert (status, out[-1]) == (0, "\n")
 
 
-def test_an_interrupt_is_told_in_a_line(tmp_path: Path) -> None:
+def test_an_interrupt_is_reported_in_a_line(tmp_path: Path) -> None:
     dense = str(words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE))
     command = [sys.executable, "-m", "speculate", "generate", "--model", dense]
     options = ["-p", "abc", "-m", "-1", "--max-kv-size", "64", "--proposer", "off"]

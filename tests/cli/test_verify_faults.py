@@ -200,7 +200,7 @@ def test_kinds_of_differences() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_how_much_better_one_token_stood(temperature: float) -> None:
+def test_how_much_better_one_token_scored(temperature: float) -> None:
     logits = mx.array([[1.0, 4.0, 3.5, -50.0]])
     sampling = Sampling(temperature=temperature, seed=1)
     one = reference_token(logits, sampling, 9)

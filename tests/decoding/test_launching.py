@@ -37,7 +37,7 @@ def test_a_round_without_drafts_launches_the_next_step_before_it_is_read(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_launched_ahead_is_in_no_cache_that_is_given_back(name: str) -> None:
+def test_what_was_launched_ahead_is_in_no_cache_that_is_returned(name: str) -> None:
     for emitted in (1, 2, 5):
         for end in (Decoder.settle, None):
             caches = kit.stock_caches(name)

@@ -253,7 +253,7 @@ def test_a_text_of_one_token_and_one_that_is_closed_then_measure_nothing(tmp_pat
 
 
 @pytest.mark.parametrize("emitted", [1, 2, 3])
-def test_settled_before_and_behind_it(emitted: int, tmp_path: Path) -> None:
+def test_settled_before_and_after_it(emitted: int, tmp_path: Path) -> None:
     caches = kit.stock_caches("qwen3_5")
     model = Named(kit.get("qwen3_5").model)
     decoder = Decoder(model, Adaptive(drafts(), PromptLookup(), cache_folder=tmp_path))

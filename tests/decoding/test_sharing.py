@@ -176,7 +176,7 @@ def test_a_head_goes_on_in_another_thread() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
-def test_every_token_in_a_thread_of_its_own_whoever_drafts(name: str) -> None:
+def test_every_token_in_a_thread_of_its_own_with_any_proposer(name: str) -> None:
     # Who waits, because another one drafts, waits for arrays of threads that are gone.
     tiny = with_head(name)
     head, small = MTPChain(), DraftModel(kit.get("qwen3_5").model, name="small")

@@ -62,7 +62,7 @@ def test_rounds_without_drafts_count_no_draft(depth: int) -> None:
     assert stats.acceptance_rate == 0.0
 
 
-def test_counters_are_of_the_newest_call() -> None:
+def test_counters_are_of_the_latest_call() -> None:
     script = kit.scripted("dense", kit.PROMPT, 10, kit.always(None))
     decoder = Decoder(kit.get("dense").model, Fixed(script, 2))
     list(decoder.generate(kit.PROMPT, 6))

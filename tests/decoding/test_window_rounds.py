@@ -42,7 +42,7 @@ def test_the_second_rewind_in_a_row(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", [*HYBRIDS, "qwen3_5_moe", "lfm2"])
-def test_recurrent_layers_behind_attention(family: str) -> None:
+def test_recurrent_layers_after_attention(family: str) -> None:
     """Replaying a recurrent layer over rows of its own lets attention see other rows."""
     driven = model(family)
     if family.startswith("qwen3_5"):

@@ -121,7 +121,7 @@ class TrimIgnoresTheGroup(Rows):
     "`hand_back` fills a new cache, and the caller's list keeps an empty one.",
     caught_by="test_adopting_and_handing_back_move_the_content",
 )
-class AnotherObjectIsHandedBack(Rows):
+class AnotherObjectIsReturned(Rows):
     def hand_back(self) -> object:
         self.source = None
         return super().hand_back()
@@ -305,7 +305,7 @@ class TrimIsClamped:
     "A cache handed back keeps the whole buffer alive.",
     caught_by="test_a_cache_handed_back_keeps_no_larger_buffer_alive",
 )
-class AViewOfTheBufferIsHandedBack:
+class AViewOfTheBufferIsReturned:
     suite = TestWindow
 
     @staticmethod

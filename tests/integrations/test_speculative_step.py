@@ -143,7 +143,7 @@ def test_a_list_for_the_target_alone(target: str, filled: int) -> None:
     kit.check_holds(target, caches, (*before, *kit.PROMPT, *found))
 
 
-def test_a_half_that_was_behind_stays_behind_and_nothing_is_lost() -> None:
+def test_a_half_with_a_backlog_keeps_it_and_nothing_is_lost() -> None:
     before = kit.text_of(9)
     caches = both_caches("qwen3_5", "small_dense")
     kit.feed("qwen3_5", caches[:4], before)

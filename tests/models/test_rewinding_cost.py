@@ -81,7 +81,7 @@ def test_rejections_in_a_row_do_not_add_up_without_bound(runs: list[int]) -> Non
     assert 1 <= len(extra) <= 60 * 2 / (MAX_FUSED_TOKENS - 1)
 
 
-def test_single_steps_are_taken_back_without_a_replay(runs: list[int]) -> None:
+def test_single_steps_are_rewound_without_a_replay(runs: list[int]) -> None:
     """As a draft model's are: each has left its state."""
     caches = cold(model("qwen3_5_folded"), ids(9))[1]
     runs.clear()

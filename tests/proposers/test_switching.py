@@ -83,7 +83,7 @@ def test_a_prompt_longer_than_may_wait_is_taken_in_by_all() -> None:
     check_draft_model(NAME, text, small)
 
 
-def test_every_proposer_hears_every_verdict() -> None:
+def test_every_proposer_is_notified_of_every_verdict() -> None:
     text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 12)]
     scripts = [
         WatchedProposer(ScriptedProposer(text, lambda _: 1, vocab_size=tiny.VOCAB, name=name))

@@ -94,7 +94,7 @@ class Named(Strict):
 
 @pytest.mark.parametrize("columns", [2, 3, 9])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_draft_of_fewer_or_more_ids_leaves_the_law(mode: Mode, columns: int) -> None:
+def test_a_draft_of_fewer_or_more_ids_leaves_the_distribution(mode: Mode, columns: int) -> None:
     sampling = Sampling(temperature=0.9, top_k=3, seed=1, mode=mode)
     draft = DraftModel(Named(TableModel(to_mx(table(3, columns)))))
     decoder = Decoder(Named(TableModel(to_mx(TARGET))), Fixed(draft, 2), sampling)

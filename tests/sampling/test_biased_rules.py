@@ -40,7 +40,7 @@ def p_of_text(setting: Setting, seeds: int = SEEDS) -> float:
 
 def p_of_round(setting: Setting, seeds: int = SEEDS) -> float:
     """How well one round's accepted drafts, with the token after them, fit theirs."""
-    return p_value(decode(setting, seeds).round(0), setting.round_law())
+    return p_value(decode(setting, seeds).round(0), setting.round_distribution())
 
 
 @pytest.mark.parametrize("setting", [SMALL, FILTERED, FAR_APART])
@@ -57,8 +57,8 @@ def test_the_controls_are_right_before_they_are_broken() -> None:
     ("wrong", "setting"),
     [
         (biased_rules.CoinFromTheDraft, SMALL),
-        (biased_rules.LawBeforeFilters, FILTERED),
-        (biased_rules.SoftLawOfGreedyDrafts, SMALL),
+        (biased_rules.DistributionBeforeFilters, FILTERED),
+        (biased_rules.SoftDistributionOfGreedyDrafts, SMALL),
         (biased_rules.RestNotRenormalised, SMALL),
         (biased_rules.RestIsTheTarget, SMALL),
         (biased_rules.AcceptIfMostLikely, SMALL),
@@ -85,7 +85,9 @@ def test_a_greedy_drafter_does_not_tilt_the_text(mode: Mode) -> None:
         start=2,
     )
     assert p_of_text(setting) > CHANCE
-    wrong = attrs.evolve(setting, drafter="sampled", rule=biased_rules.SoftLawOfGreedyDrafts)
+    wrong = attrs.evolve(
+        setting, drafter="sampled", rule=biased_rules.SoftDistributionOfGreedyDrafts
+    )
     found = Counter(outcome[0] for outcome in decode(wrong, SEEDS).round(0))
     assert abs(found[0] / SEEDS - 0.4) < 0.05
     assert found[2] == 0

@@ -54,7 +54,7 @@ def check(name: str, seed: int, depth: int) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_text_is_the_seed_s_whoever_drafts(name: str) -> None:
+def test_the_text_is_the_seed_s_with_any_proposer(name: str) -> None:
     check(name, seed=len(name), depth=len(name) - 2)
 
 

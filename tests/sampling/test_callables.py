@@ -65,7 +65,7 @@ def drafting() -> Fixed:
     return Fixed(DraftModel(TableModel(to_mx(0.7 * TARGET + 0.5 * table(2, VOCAB)))), 2)
 
 
-def test_a_sampler_s_rows_have_its_law() -> None:
+def test_a_sampler_s_rows_have_its_distribution() -> None:
     mx.random.seed(0)
     chooser = CallablePicker(make_sampler(temp=0.9, top_k=3))
     rows = mx.broadcast_to(to_mx(TARGET)[:1], (500, VOCAB))
@@ -77,7 +77,7 @@ def test_a_sampler_s_rows_have_its_law() -> None:
 @pytest.mark.parametrize(
     "strategy", [Off(), drafting(), Fixed(LookupProposer([1, 2, 3, 0]), 2)], ids=lambda _: ""
 )
-def test_a_sampler_keeps_its_law_whoever_drafts(strategy: Strategy) -> None:
+def test_a_sampler_keeps_its_distribution_with_any_proposer(strategy: Strategy) -> None:
     mx.random.seed(1)
     text = chain(strategy, make_sampler(temp=0.9, top_k=3), 600)
     assert p_of_steps(text, np.stack([distribution(row, OPTIONS) for row in TARGET])) > CHANCE
@@ -115,7 +115,7 @@ def flattened(tokens: mx.array, logits: mx.array) -> mx.array:
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 @pytest.mark.parametrize("who", ["drafted", "looked up"])
-def test_a_row_at_a_time_keeps_the_law(who: str, mode: Mode) -> None:
+def test_a_row_at_a_time_keeps_the_distribution(who: str, mode: Mode) -> None:
     strategy = drafting() if who == "drafted" else Fixed(LookupProposer([1, 2, 3, 0]), 2)
     sampling = Sampling(temperature=0.9, top_k=3, seed=5, mode=mode)
     text = chain(strategy, sampling, 600, (flattened,))

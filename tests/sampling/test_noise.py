@@ -144,7 +144,7 @@ def test_small_numbers_keep_their_precision(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(set(found.tolist())) == 1000
 
 
-def test_the_noise_has_gumbel_s_law() -> None:
+def test_the_noise_has_gumbel_s_distribution() -> None:
     found = np.array(gumbel([key(3, 1, position) for position in range(50)], 10_000))
     cells = np.floor(np.exp(-np.exp(-found.astype(np.float64))) * 200).astype(np.int64)
     assert p_uniform(np.clip(cells, 0, 199), 200) > CHANCE

@@ -102,7 +102,7 @@ ALL: Final = [
 
 
 @pytest.mark.parametrize("case", kit.sampled(ALL, 20, seed=2))
-def test_the_text_is_mlx_lm_s_whoever_drafts(case: tuple[str, str, str, str]) -> None:
+def test_the_text_is_mlx_lm_s_with_any_proposer(case: tuple[str, str, str, str]) -> None:
     family, name, who, how = case
     text = by_mlx_lm(family, name)
     if how == "own":

@@ -42,14 +42,14 @@ def decoded(case: Case, who: str, count: int = COUNT) -> list[int]:
 
 
 @pytest.mark.parametrize("case", kit.sampled(EVERYONE, 32, seed=1))
-def test_the_text_is_the_seed_s_whoever_drafts(case: tuple[str, float, str, str]) -> None:
+def test_the_text_is_the_seed_s_with_any_proposer(case: tuple[str, float, str, str]) -> None:
     family, temperature, name, who = case
     one = Case(family, temperature, name, seed=len(who) + int(10 * temperature))
     assert decoded(one, who) == text_of(one)
 
 
 @pytest.mark.parametrize("family", kit.PROMISED)
-def test_somebody_else_in_every_round_changes_nothing(family: str) -> None:
+def test_another_proposer_in_every_round_changes_nothing(family: str) -> None:
     case = Case(family, 1.0, "all")
     assert decoded(case, "switching") == text_of(case)
 
@@ -217,7 +217,7 @@ def test_a_draft_whose_vocabulary_is_padded_otherwise_loses_no_acceptance(paddin
 
 
 @pytest.mark.parametrize("name", ["plain", "top_k", "top_p", "min_p", "xtc"])
-def test_a_draft_with_the_target_s_own_law_is_always_right(name: str) -> None:
+def test_a_draft_with_the_target_s_own_distribution_is_always_right(name: str) -> None:
     """Filters and XTC's coins fall on both alike."""
     case = Case("qwen3_5", 1.0, name)
     decoder = Decoder(case.model, strategy_for("twin 4", case, []), case.sampling)

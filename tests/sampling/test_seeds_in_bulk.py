@@ -35,7 +35,7 @@ OPTIONS: Final = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_ten_thousand_seeds_give_the_same_texts_whoever_drafts(name: str) -> None:
+def test_ten_thousand_seeds_give_the_same_texts_with_any_proposer(name: str) -> None:
     one = Setting(sampling=OPTIONS[name], depth=1, drafter="lookup")
     texts = decode(one, SEEDS, COUNT).beginnings(COUNT)
     others: tuple[tuple[Drafter, int], ...] = (("sampled", 3), ("greedy", 2))

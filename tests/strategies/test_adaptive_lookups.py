@@ -92,7 +92,7 @@ def test_beginnings_are_counted_where_nothing_was_found_and_one_token_came() -> 
     assert found.kind == 2
 
 
-class Told(Guesser):
+class Scripted(Guesser):
     """A lookup that says how right its first drafts were, by kind, and has none."""
 
     def __init__(self, chances: dict[int, float]) -> None:
@@ -108,7 +108,7 @@ class Told(Guesser):
 
 def contender(chances: dict[int, float]) -> ProposerEstimate:
     """A lookup that was seen."""
-    made = ProposerEstimate(Told(chances))
+    made = ProposerEstimate(Scripted(chances))
     made.observe(Round(0, None, 0, 0, 0, 1, False))
     return made
 

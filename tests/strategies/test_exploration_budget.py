@@ -57,7 +57,7 @@ def test_they_cost_what_was_earned_and_saved() -> None:
 
 
 @pytest.mark.parametrize("emitted", [1, 2, 3])
-def test_what_was_hoped_for_in_vain_is_made_up_for_and_what_was_won_is_given_back(
+def test_what_was_hoped_for_in_vain_is_made_up_for_and_what_was_won_is_returned(
     emitted: int,
 ) -> None:
     budget = ExplorationBudget()

@@ -93,7 +93,7 @@ class Setting:
         text = (*HISTORY, self.start, *path)
         return distribution(self.target[text[-1]], self.sampling, text)
 
-    def round_law(self) -> dict[Outcome, float]:
+    def round_distribution(self) -> dict[Outcome, float]:
         """What one round gives, without penalties."""
         p, q = self.p, self.q
         if self.sampling.mode == "block":
@@ -167,12 +167,12 @@ def _text(setting: Setting, seed: mx.array, start: mx.array, rounds: int) -> lis
         block = mx.concatenate([text, draft.tokens])
         rows = _processed(setting.sampling, block, target[block[len(HISTORY) :]])
         positions = [position + 1 + row for row in range(setting.depth + 1)]
-        judged = rule.verify(rows, cast("list[int]", positions), draft)
-        own = judged.tokens[judged.accepted].astype(mx.uint32)
-        found.append((draft.tokens, judged.accepted, own))
-        kept = mx.take(block, mx.arange(len(HISTORY)) + 1 + judged.accepted)
+        verified = rule.verify(rows, cast("list[int]", positions), draft)
+        own = verified.tokens[verified.accepted].astype(mx.uint32)
+        found.append((draft.tokens, verified.accepted, own))
+        kept = mx.take(block, mx.arange(len(HISTORY)) + 1 + verified.accepted)
         text = mx.concatenate([kept, own[None]])
-        position = position + judged.accepted + 1
+        position = position + verified.accepted + 1
     return [mx.stack(list(part)) for part in zip(*found, strict=True)]
 
 

@@ -38,32 +38,32 @@ class PlainRejection:
     """
 
     def __init__(self, sampling: Sampling, seed: int) -> None:
-        self._law = Distribution(sampling, seed)
+        self._distribution = Distribution(sampling, seed)
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
-        scores = self._law.log_weights(logits, [position])
+        scores = self._distribution.log_weights(logits, [position])
         token = mx.argmax(scores + self.noise(DRAWS, [position], logits.shape[-1]), axis=-1)
-        return Choice(token, self.draft_law(logits, scores))
+        return Choice(token, self.draft_distribution(logits, scores))
 
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
-        p = mx.softmax(self._law.log_weights(logits, positions), axis=-1)
+        p = mx.softmax(self._distribution.log_weights(logits, positions), axis=-1)
         k = draft.tokens.shape[0]
         q = draft_probabilities(draft, p.shape[-1])
         coins = self.coins(positions[:k], draft.tokens, p.shape[-1])
         accepted = accepted_prefix(coins * at(q, draft.tokens) < at(p[:k], draft.tokens))
-        own = self.behind(mx.maximum(p[:k] - q, 0), p[k:], positions)
+        own = self.after_drafts(mx.maximum(p[:k] - q, 0), p[k:], positions)
         return Verification(accepted, own)
 
-    def draft_law(self, logits: mx.array, scores: mx.array) -> mx.array:
+    def draft_distribution(self, logits: mx.array, scores: mx.array) -> mx.array:
         return log_softmax(scores)
 
     def noise(self, stream: int, positions: Sequence[int], width: int) -> mx.array:
-        return gumbel([key(self._law.seed, stream, place) for place in positions], width)
+        return gumbel([key(self._distribution.seed, stream, place) for place in positions], width)
 
     def coins(self, positions: Sequence[int], drafts: mx.array, width: int) -> mx.array:
-        return uniform([key(self._law.seed, COINS, place) for place in positions], 1)[:, 0]
+        return uniform([key(self._distribution.seed, COINS, place) for place in positions], 1)[:, 0]
 
-    def behind(self, rest: mx.array, bonus: mx.array, positions: Sequence[int]) -> mx.array:
+    def after_drafts(self, rest: mx.array, bonus: mx.array, positions: Sequence[int]) -> mx.array:
         """The token after each number of accepted drafts."""
         weights = mx.concatenate([rest, bonus])
         noise = self.noise(self.rest_stream(), positions, weights.shape[-1])
@@ -79,7 +79,7 @@ class CoinFromTheDraft(PlainRejection):
 
     @override
     def coins(self, positions: Sequence[int], drafts: mx.array, width: int) -> mx.array:
-        keys = [key(self._law.seed, DRAWS, place) for place in positions]
+        keys = [key(self._distribution.seed, DRAWS, place) for place in positions]
         return at(uniform(keys, width), drafts)
 
 
@@ -93,16 +93,16 @@ class RestFromTheDraft(PlainRejection):
 
 
 @final
-class LawBeforeFilters(PlainRejection):
+class DistributionBeforeFilters(PlainRejection):
     """Says that drafts were drawn from the distribution before its filters."""
 
     @override
-    def draft_law(self, logits: mx.array, scores: mx.array) -> mx.array:
-        return log_softmax(logits / self._law.options.temperature)
+    def draft_distribution(self, logits: mx.array, scores: mx.array) -> mx.array:
+        return log_softmax(logits / self._distribution.options.temperature)
 
 
 @final
-class SoftLawOfGreedyDrafts(PlainRejection):
+class SoftDistributionOfGreedyDrafts(PlainRejection):
     """Drafts the most likely token, and says that it was drawn."""
 
     @override
@@ -112,12 +112,12 @@ class SoftLawOfGreedyDrafts(PlainRejection):
 
 
 @final
-class AnyLawIsALaw(PlainRejection):
+class AnyDistributionIsBelieved(PlainRejection):
     """Judges by whatever a draft says that it was drawn from."""
 
     @override
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
-        p = mx.softmax(self._law.log_weights(logits, positions), axis=-1)
+        p = mx.softmax(self._distribution.log_weights(logits, positions), axis=-1)
         k = draft.tokens.shape[0]
         q = mx.exp(
             mx.concatenate(
@@ -126,7 +126,7 @@ class AnyLawIsALaw(PlainRejection):
         )
         coins = self.coins(positions[:k], draft.tokens, p.shape[-1])
         accepted = accepted_prefix(coins * at(q, draft.tokens) < at(p[:k], draft.tokens))
-        return Verification(accepted, self.behind(mx.maximum(p[:k] - q, 0), p[k:], positions))
+        return Verification(accepted, self.after_drafts(mx.maximum(p[:k] - q, 0), p[k:], positions))
 
 
 @final
@@ -134,9 +134,9 @@ class RestNotRenormalised(PlainRejection):
     """Draws from the residual of the target's distribution as if it summed to one."""
 
     @override
-    def behind(self, rest: mx.array, bonus: mx.array, positions: Sequence[int]) -> mx.array:
+    def after_drafts(self, rest: mx.array, bonus: mx.array, positions: Sequence[int]) -> mx.array:
         below = mx.cumsum(mx.concatenate([rest, bonus]), axis=-1)
-        numbers = uniform([key(self._law.seed, 4, place) for place in positions], 1)
+        numbers = uniform([key(self._distribution.seed, 4, place) for place in positions], 1)
         return mx.minimum((below < numbers).sum(axis=-1), below.shape[-1] - 1)
 
 
@@ -146,10 +146,10 @@ class RestIsTheTarget(PlainRejection):
 
     @override
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
-        judged = super().verify(logits, positions, draft)
-        p = mx.softmax(self._law.log_weights(logits, positions), axis=-1)
+        verified = super().verify(logits, positions, draft)
+        p = mx.softmax(self._distribution.log_weights(logits, positions), axis=-1)
         k = draft.tokens.shape[0]
-        return Verification(judged.accepted, self.behind(p[:k], p[k:], positions))
+        return Verification(verified.accepted, self.after_drafts(p[:k], p[k:], positions))
 
 
 @final
@@ -178,7 +178,7 @@ class SameNoiseAtEachPlace(PlainRejection):
     @override
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
         tokens = mx.argmax(
-            self._law.log_weights(logits, positions)
+            self._distribution.log_weights(logits, positions)
             + self.noise(DRAWS, [0 * place for place in positions], logits.shape[-1]),
             axis=-1,
         )
@@ -200,6 +200,6 @@ class _Frozen:
         return self._rule.choose(logits, position)
 
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
-        judged = self._rule.verify(logits, positions, draft)
+        verified = self._rule.verify(logits, positions, draft)
         self._rule._round = 0
-        return judged
+        return verified

@@ -13,7 +13,7 @@ from speculate._mx import to_ints
 from speculate.protocols import Choice, Commit, Proposer, Verdict
 from tests.support.recording import WatchedProposer
 
-FORESEEN: Final = 16
+FORECAST: Final = 16
 
 
 @attrs.frozen
@@ -67,7 +67,7 @@ class Scan:
         """
         found = Counter[tuple[int, int, bool]]()
         for place in range(start, len(text)):
-            kind, draft = self.kind(text[:place], start), self.draft(text[:place], FORESEEN)
+            kind, draft = self.kind(text[:place], start), self.draft(text[:place], FORECAST)
             for position, (guess, token) in enumerate(zip(draft, text[place:], strict=False)):
                 found[kind, position, guess == token] += 1
                 if guess != token:
@@ -79,7 +79,7 @@ def no_choice(_: mx.array, __: int) -> Choice:
     raise AssertionError("a lookup has no logits")
 
 
-def told(
+def commit_of(
     ids: Sequence[int], newest: int | None = None, verdict: tuple[int, int] | None = None
 ) -> Commit:
     """A commit as a decoder makes it."""
@@ -100,7 +100,7 @@ def generate(proposer: Proposer, text: Sequence[int], rounds: Iterable[int]) -> 
         known = count > 1 and start < len(text)
         verdict = (count, len(ids) - 1) if count > 1 else None
         if ids:
-            proposer.commit(told(ids, text[start] if known else None, verdict))
+            proposer.commit(commit_of(ids, text[start] if known else None, verdict))
 
 
 def asked(proposer: Proposer, newest: int, limit: int) -> list[int]:

@@ -175,10 +175,10 @@ def _window(layer: RotatingKVCache) -> list[Entry]:
     if isinstance(layer, RewindableRotatingKVCache):
         return [*(layer.window(min(layer.rows(), layer.max_size)) or (None, None))]
     buffers = (layer.keys, layer.values)
-    return [None if buffer is None else _newest_of(layer, buffer) for buffer in buffers]
+    return [None if buffer is None else _last_of(layer, buffer) for buffer in buffers]
 
 
-def _newest_of(layer: RotatingKVCache, buffer: mx.array) -> mx.array:
+def _last_of(layer: RotatingKVCache, buffer: mx.array) -> mx.array:
     ordered: mx.array = layer._temporal_order(buffer)
     rows = min(ordered.shape[2], layer.max_size)
     sinks = min(layer.keep, rows)

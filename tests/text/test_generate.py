@@ -176,7 +176,7 @@ def test_the_cache_is_back_with_the_last_response(name: str) -> None:
     assert list(responses) == []
 
 
-def test_closing_gives_it_back_as_well() -> None:
+def test_closing_returns_it_as_well() -> None:
     caches = kit.stock_caches("qwen3_5")
     model, tokenizer = kit.get("qwen3_5").model, words.wrapper()
     responses = sp.stream_generate(model, tokenizer, kit.PROMPT, prompt_cache=caches)

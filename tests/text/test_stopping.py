@@ -30,7 +30,7 @@ DEPTHS = (0, 1, 3, 5)
         ("aENDbENDc", "END", "a", 2),  # the first of two
     ],
 )
-def test_the_text_is_cut_in_front_of_a_stop_string(
+def test_the_text_is_cut_before_a_stop_string(
     text: str, stop: str, left: str, used: int | None, depth: int
 ) -> None:
     ids = spelled(text)

@@ -21,7 +21,7 @@ def row(ids: Sequence[int]) -> mx.array:
     return mx.array([list(ids)], dtype=mx.uint32)
 
 
-def owing(model: SpeculativeModel) -> list[Rollbackable]:
+def with_replay(model: SpeculativeModel) -> list[Rollbackable]:
     """Caches of a model that goes back by whole blocks, with 7 tokens of which it owes 3."""
     caches = model.make_cache()
     model.forward(row(TEXT[:4]), caches)
@@ -31,8 +31,8 @@ def owing(model: SpeculativeModel) -> list[Rollbackable]:
     return caches
 
 
-def test_caches_that_owe_tokens_are_not_handed_back() -> None:
-    caches = owing(kit.get("lfm2").model)
+def test_caches_with_tokens_to_replay_are_not_returned() -> None:
+    caches = with_replay(kit.get("lfm2").model)
     before = [cache.length() for cache in caches]
     for cache in caches:
         with pytest.raises(RewindError, match=r"last 3 tokens .* next model\.forward"):
@@ -40,9 +40,9 @@ def test_caches_that_owe_tokens_are_not_handed_back() -> None:
     assert [cache.length() for cache in caches] == before
 
 
-def test_the_next_forward_takes_them_in_and_then_they_are() -> None:
+def test_the_next_forward_replays_them_and_then_they_are() -> None:
     tiny = kit.get("lfm2")
-    caches, text = owing(tiny.model), [*TEXT[:7], 9, 5]
+    caches, text = with_replay(tiny.model), [*TEXT[:7], 9, 5]
     tiny.model.forward(row(text[7:8]), caches)
     stock: list[object] = [cache.hand_back() for cache in caches]
     expected = tiny.stock(row(text), cache=kit.stock_caches("lfm2"))[0, -1]

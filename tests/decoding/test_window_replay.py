@@ -30,7 +30,7 @@ from tests.support.model_contracts import Contracts
 TEXT = ids(12, seed=1)
 
 
-def test_what_is_kept_of_a_block_is_owed_and_paid() -> None:
+def test_what_is_kept_of_a_block_is_replayed() -> None:
     caches = cold(model("lfm2"), TEXT)[1]
     before = holding(caches)
     with speculation(caches) as window:
@@ -55,7 +55,7 @@ def test_what_is_kept_of_a_block_is_owed_and_paid() -> None:
     assert_same(holding(caches), holding(fed), "paid")
 
 
-def test_owed_tokens_outlive_the_window() -> None:
+def test_tokens_to_replay_outlive_the_window() -> None:
     caches = cold(model("lfm2"), TEXT)[1]
     with speculation(caches) as window:
         feed(model("lfm2"), caches, ids(4, seed=2))
@@ -68,12 +68,12 @@ def test_owed_tokens_outlive_the_window() -> None:
     assert_same(holding(caches), holding(expected), "paid")
 
 
-def test_owed_tokens_add_up_over_rejections_and_are_paid_at_once() -> None:
+def test_tokens_to_replay_add_up_over_rejections_and_are_replayed_at_once() -> None:
     rounds = [(5, 1), (5, 3), (2, 1), (1, 1), (8, 4), (8, 8)]
     Contracts(model("lfm2")).test_rejected_tokens_leave_no_trace([8, 0, 1], rounds)
 
 
-def test_a_lent_list_does_not_lose_what_is_owed_in_silence() -> None:
+def test_a_lent_list_does_not_lose_its_replay_in_silence() -> None:
     """mlx-lm's caches know no owed tokens: kept ones are in them, or there is an error."""
     caches = make_prompt_cache(stock("lfm2"))
     feed(model("lfm2"), caches, TEXT)
@@ -87,7 +87,7 @@ def test_a_lent_list_does_not_lose_what_is_owed_in_silence() -> None:
     assert_same(holding(caches), holding(expected), "refilled")
 
 
-def test_taking_over_what_is_owed() -> None:
+def test_taking_over_what_is_to_be_replayed() -> None:
     """Somebody who feeds the tokens himself does not want them fed again."""
     caches = cold(model("lfm2"), TEXT)[1]
     with speculation(caches) as window:
@@ -101,7 +101,7 @@ def test_taking_over_what_is_owed() -> None:
     assert_same(holding(caches), holding(expected), "fed once")
 
 
-def test_owed_tokens_do_not_grow_without_bound() -> None:
+def test_tokens_to_replay_do_not_grow_without_bound() -> None:
     """A forward for five new tokens stays one, however many rounds were rejected."""
     driven, part = fused("lfm2", 0, "feed_forward")
     Contracts(driven).test_rejected_tokens_leave_no_trace([8], [(5, 1)] * 85)
@@ -124,7 +124,7 @@ def test_rejections_for_ever_beside_a_sliding_window() -> None:
 
 
 @pytest.mark.parametrize("kind", ["list", "list without records"])
-def test_a_list_of_caches_goes_back_member_by_member(kind: str) -> None:
+def test_a_list_of_caches_rewinds_member_by_member(kind: str) -> None:
     for m in range(6):
         caches = fresh(kind, TEXT)
         with speculation(caches) as window:

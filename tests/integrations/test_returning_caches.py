@@ -172,7 +172,7 @@ def test_a_generator_that_never_ran_took_nothing() -> None:
     assert caches == before
 
 
-def test_the_halves_share_no_cache() -> None:
+def test_target_and_draft_share_no_cache() -> None:
     caches = both_caches("dense", "small_dense")
     caches[-1] = caches[1]
     kept = list(caches)

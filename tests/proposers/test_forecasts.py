@@ -15,7 +15,7 @@ from speculate import MTPChain
 from speculate.protocols import Foresees, Hindsight, Outlook, Plan, Proposer, Round
 from speculate.testing import ScheduledStrategy
 from tests.support import reference as kit
-from tests.support.brute_force_lookup import FORESEEN, Scan, asked, generate, told
+from tests.support.brute_force_lookup import FORECAST, Scan, asked, commit_of, generate
 from tests.support.mtp_heads import with_head
 
 TEXTS: Final = st.integers(1, 4).flatmap(
@@ -36,11 +36,11 @@ def counted(some: Sequence[Hindsight]) -> Counter[tuple[int, int, bool]]:
 def after(prompt: Sequence[int]) -> sp.PromptLookup:
     """A lookup that has heard a prompt: all but its last token, as a decoder tells it."""
     proposer = sp.PromptLookup()
-    proposer.commit(told(prompt[:-1]))
+    proposer.commit(commit_of(prompt[:-1]))
     return proposer
 
 
-def test_a_lookup_foresees_and_a_head_does_not() -> None:
+def test_a_lookup_forecasts_and_a_head_does_not() -> None:
     assert isinstance(sp.PromptLookup(), Foresees)
     assert not isinstance(MTPChain(), Foresees)
 
@@ -48,10 +48,10 @@ def test_a_lookup_foresees_and_a_head_does_not() -> None:
 @settings(deadline=None, max_examples=300)
 @given(TEXTS, ROUNDS)
 def test_every_place_is_scored_however_the_text_came(text: list[int], rounds: list[int]) -> None:
-    prompt, told_of = text[:3], 2 + sum(rounds)
+    prompt, committed = text[:3], 2 + sum(rounds)
     proposer = after(prompt)
     generate(proposer, text[2:], rounds)
-    known = text[: min(told_of, len(text))]
+    known = text[: min(committed, len(text))]
     assert counted(proposer.hindsight()) == Scan().hindsight(known, 3)
     assert not proposer.hindsight()
 
@@ -61,14 +61,14 @@ def test_every_place_is_scored_however_the_text_came(text: list[int], rounds: li
 def test_it_does_not_matter_when_it_is_asked(text: list[int]) -> None:
     proposer, found = after(text[:3]), Counter[tuple[int, int, bool]]()
     for place in range(2, len(text) - 1):
-        proposer.commit(told(text[place : place + 1], text[place + 1], (1, 0)))
+        proposer.commit(commit_of(text[place : place + 1], text[place + 1], (1, 0)))
         found += counted(proposer.hindsight())
     assert found == Scan().hindsight(text[:-1], 3)
 
 
 @settings(deadline=None, max_examples=200)
 @given(TEXTS, ROUNDS, st.integers(1, 9))
-def test_the_outlook_is_of_the_draft_that_would_be_made(
+def test_the_forecast_is_of_the_draft_that_would_be_made(
     text: list[int], rounds: list[int], last: int
 ) -> None:
     proposer = after(text[:3])
@@ -77,10 +77,10 @@ def test_the_outlook_is_of_the_draft_that_would_be_made(
     if end == len(text):
         return
     known = text[: end + (last > 1)]
-    kind, draft = Scan().kind(known, 3), Scan().draft(known, FORESEEN)
+    kind, draft = Scan().kind(known, 3), Scan().draft(known, FORECAST)
     assert proposer.outlook() == Outlook(kind, len(draft))
     if last > 1:
-        assert asked(proposer, known[-1], FORESEEN) == draft
+        assert asked(proposer, known[-1], FORECAST) == draft
 
 
 def test_a_long_quotation() -> None:
@@ -107,27 +107,27 @@ def test_a_quotation_of_which_the_newer_copy_lacks_the_beginning() -> None:
     # Each draft after 1 copies from the first, and each one later on from the second.
     wanted = Scan().hindsight(text, len(prompt))
     assert counted(proposer.hindsight()) == wanted
-    assert [wanted[kind, FORESEEN - 1, True] for kind in (2, 3, 4)] == [1, 1, 1]
+    assert [wanted[kind, FORECAST - 1, True] for kind in (2, 3, 4)] == [1, 1, 1]
 
 
 def test_prompts_are_searched_and_not_scored() -> None:
     proposer = after([1, 2, 3, 4] * 8)
     assert not proposer.hindsight()
-    assert proposer.outlook() == Outlook(5, FORESEEN)
+    assert proposer.outlook() == Outlook(5, FORECAST)
     generate(proposer, [4, 1, 2], [2])
     assert counted(proposer.hindsight()) == {(5, 0, True): 1}
     # The next turn: how the sequence would have continued is unknown.
-    proposer.commit(told([7, 7, 7]))
+    proposer.commit(commit_of([7, 7, 7]))
     assert not proposer.hindsight()
     generate(proposer, [7, 8], [1, 1])
     assert proposer.hindsight() == [Hindsight(3, 0, 1, 0)]
 
 
-def test_what_nobody_asks_for_does_not_grow() -> None:
+def test_what_is_not_asked_for_does_not_grow() -> None:
     proposer = after([1, 2, 1, 2])
     generate(proposer, [1, 2] * 1000, [1] * 2000)
     kinds = range(2, 7)
-    assert len(proposer.hindsight()) <= len(kinds) * FORESEEN
+    assert len(proposer.hindsight()) <= len(kinds) * FORECAST
 
 
 def test_begin_forgets_the_text_and_keeps_what_it_taught() -> None:
@@ -136,7 +136,7 @@ def test_begin_forgets_the_text_and_keeps_what_it_taught() -> None:
     proposer.begin(0)
     assert proposer.outlook() == Outlook(0, 0)
     assert proposer.hindsight() == [Hindsight(2, 0, 1, 0)]
-    proposer.commit(told([5, 1, 2]))
+    proposer.commit(commit_of([5, 1, 2]))
     assert proposer.outlook() == Outlook(0, 0)
     # A draft that was right so far ends with its text.
     generate(proposer, [7, 1, 2, 7], [4])
@@ -150,7 +150,7 @@ def test_begin_forgets_the_text_and_keeps_what_it_taught() -> None:
 
 
 @pytest.mark.parametrize("plan", ["m3", "m0", "l4", "m1 l2 m0 m0", "l16"])
-def test_hindsight_is_the_same_whoever_drafts(plan: str) -> None:
+def test_scores_are_the_same_with_any_proposer(plan: str) -> None:
     name = "qwen3_5"
     prompt = (*kit.PROMPT, *kit.truth(name, kit.PROMPT, 20), *kit.PROMPT)
     lookup = sp.PromptLookup(max_ngram=3, min_ngram=1)
@@ -191,6 +191,6 @@ def test_a_strategy_can_ask_in_the_middle_of_a_run() -> None:
     strategy = Asking(sp.PromptLookup())
     decoder = sp.Decoder(kit.get(name).model, strategy)
     kit.check_tokens(name, prompt, list(decoder.generate(prompt, 40)))
-    assert set(strategy.promised) == {0, FORESEEN}
+    assert set(strategy.promised) == {0, FORECAST}
     assert 0 < decoder.stats.drafts < decoder.stats.rounds
     assert strategy.found

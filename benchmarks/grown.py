@@ -64,7 +64,7 @@ def near_table(title: str, found: dict[str, Comparison]) -> report.Table:
             row.append(f"{comparison.rounds[name]:.2f}")
             row.append(str(ratio(comparison.rates, name, STOCK)))
         rows.append(row)
-    return report.Table(f"{title}, {CONTEXT} tokens in front", rows)
+    return report.Table(f"{title}, a prompt of {CONTEXT} tokens", rows)
 
 
 def far_table(title: str, found: dict[str, Far]) -> report.Table:

@@ -1,4 +1,4 @@
-"""Five ways of taking a Gated DeltaNet hybrid back. Two are the library's; three lost."""
+"""Five ways of rewinding a Gated DeltaNet hybrid. Two are the library's; three lost."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ from speculate.loading import stock_of
 DEPTHS: Final = (1, 2, 3, 4, 5)
 STOCK, OFF = "mlx-lm", "off"
 TOKENS: Final = 24
-"""That mlx-lm decodes before our turns, and again behind them."""
+"""That mlx-lm decodes before our turns, and again after them."""
 
 
 @final
 @attrs.frozen
-class Far:
-    """What came out behind one prompt.
+class AfterPrompt:
+    """What came out after one prompt.
 
     Attributes:
         rates: Tokens a second of each choice.
@@ -39,8 +39,8 @@ class Far:
     tokens: dict[str, float]
 
 
-def behind(pair: Pair, prompt: Sequence[int], turns: int) -> Far:
-    """Let every choice have its turns behind a long prompt."""
+def decode_after(pair: Pair, prompt: Sequence[int], turns: int) -> AfterPrompt:
+    """Let every choice have its turns after a long prompt."""
     mtp, draft = sp.MTPChain(), sp.DraftModel(pair.draft)
     choices = {OFF: Choice(None, 0)}
     choices |= {f"mtp {depth}": Choice(mtp, depth) for depth in DEPTHS}
@@ -66,7 +66,7 @@ def behind(pair: Pair, prompt: Sequence[int], turns: int) -> Far:
     for name, rounds in rotation.rounds.items():
         tokens[name] = statistics.fmean(round.emitted for round in rounds)
         rates[name] = tokens[name] / statistics.median(round.seconds for round in rounds)
-    return Far(rates, tokens)
+    return AfterPrompt(rates, tokens)
 
 
 def _rate(steps: Iterator[object]) -> float:

@@ -15,8 +15,8 @@ from typing import Final
 import speculate as sp
 from benchmarks import contestants, picture, report
 from benchmarks.contestants import Way
-from benchmarks.far import Far, behind
 from benchmarks.grow import HYBRIDS, grown_hybrid
+from benchmarks.long_prompts import AfterPrompt, decode_after
 from benchmarks.pair import Pair, grown_pair_draft
 from benchmarks.prompts import KINDS, prompts
 from benchmarks.texts import Comparison, compare, measured, ratio
@@ -38,7 +38,7 @@ def ways(pair: Pair) -> dict[str, Way]:
     def way(make: Callable[[], Strategy | None]) -> Way:
         return contestants.ours(pair.target, make)
 
-    def everyone() -> Strategy:
+    def all_three() -> Strategy:
         return sp.Adaptive(sp.MTPChain(), sp.DraftModel(pair.draft), sp.PromptLookup())
 
     found = {STOCK: contestants.stock_plain(pair.target), OFF: way(sp.Off)}
@@ -47,7 +47,7 @@ def ways(pair: Pair) -> dict[str, Way]:
         f"draft {depth}": way(_fixed(lambda: sp.DraftModel(pair.draft), depth)) for depth in (2, 4)
     }
     found["lookup 4"] = way(_fixed(sp.PromptLookup, 4))
-    return {**found, ADAPTIVE: way(lambda: None), ALL: way(everyone)}
+    return {**found, ADAPTIVE: way(lambda: None), ALL: way(all_three)}
 
 
 def _fixed(
@@ -64,10 +64,10 @@ def near_table(title: str, found: dict[str, Comparison]) -> report.Table:
             row.append(f"{comparison.rounds[name]:.2f}")
             row.append(str(ratio(comparison.rates, name, STOCK)))
         rows.append(row)
-    return report.Table(f"{title}, {CONTEXT} tokens in front", rows)
+    return report.Table(f"{title}, a prompt of {CONTEXT} tokens", rows)
 
 
-def far_table(title: str, found: dict[str, Far]) -> report.Table:
+def long_prompts_table(title: str, found: dict[str, AfterPrompt]) -> report.Table:
     names = list(next(iter(found.values())).rates)
     rows = [["speedup over mlx-lm", *found]]
     for name in names:
@@ -97,10 +97,12 @@ def main() -> None:
         if size != HYBRIDS[1]:
             contexts = FAR[: options.some(2)]
             far = {
-                f"{context} tokens": behind(pair, prompts(tokenizer, "code", context, 1)[0], TURNS)
+                f"{context} tokens": decode_after(
+                    pair, prompts(tokenizer, "code", context, 1)[0], TURNS
+                )
                 for context in contexts
             }
-            tables.append(far_table(title, far))
+            tables.append(long_prompts_table(title, far))
             data[f"{title}, far"] = far
     report.save(options, "grown", tables, data)
     picture.draw(panels, options.folder / "grown.png", bars=True)

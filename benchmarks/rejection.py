@@ -124,7 +124,9 @@ def active(model: SpeculativeModel, prompt: Sequence[int], keep: int) -> int:
 
 def main() -> None:
     options = report.options(__doc__)
-    rows = [["", "round, ms", "target back, us", "head back, us", "share", "operations", "bytes"]]
+    rows = [
+        ["", "round, ms", "target rewinds, us", "head rewinds, us", "share", "operations", "bytes"]
+    ]
     lines: dict[str, dict[str, Spread]] = {}
     data = dict[str, object]()
     for hidden, layers in HYBRIDS[2:] if options.quick else HYBRIDS[: options.some(2)]:

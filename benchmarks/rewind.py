@@ -26,7 +26,7 @@ import mlx.core as mx
 from mlx_lm.models import qwen3_5
 
 from benchmarks import regime
-from benchmarks.ways_back import VOCAB, WAYS, Shape, Way, adapted
+from benchmarks.rewind_ways import VOCAB, WAYS, Shape, Way, adapted
 from speculate import SpeculativeModel, speculation
 from speculate.protocols import Rollbackable
 

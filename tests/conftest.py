@@ -9,7 +9,8 @@ import pytest
 
 # Equal bits are asked for, and only the CPU gives a row the same ones in every block. As early as
 # this, since mlx-lm makes its stream for the device that is the default when it is imported. Of
-# all threads; other processes are started by `tests.on_cpu`. What `tests/gpu` does is its own.
+# all threads; other processes are started by `tests.support.on_cpu`. What `tests/gpu` does is
+# its own.
 mx.set_default_device(mx.cpu)
 
 

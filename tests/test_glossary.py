@@ -58,9 +58,6 @@ RETIRED_NAMES: Final[frozenset[str]] = frozenset(
 )  # fmt: skip
 """Parts of names, between underscores or capitals, that no name defined here may have."""
 
-PENDING: Final[frozenset[str]] = frozenset(("docs/performance.md",))
-"""Prefixes of paths that are not checked yet. Remove one when it passes."""
-
 PATTERNS: Final = {
     re.compile(rf"\b(?:{word})\b", re.IGNORECASE): say for word, say in RETIRED.items()
 }
@@ -147,18 +144,12 @@ def wording_errors(name: str, source: str) -> list[str]:
 
 
 def test_one_word_per_concept() -> None:
-    wrong = [
-        error
-        for name, source in files()
-        if not name.startswith(tuple(PENDING))
-        for error in wording_errors(name, source)
-    ]
+    wrong = [error for name, source in files() for error in wording_errors(name, source)]
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_is_pending_or_excepted_is_there() -> None:
-    names = [name for name, _ in files()] + ["CHANGELOG.md"]
-    assert all(any(name.startswith(prefix) for name in names) for prefix in PENDING)
+def test_what_is_excepted_is_there() -> None:
+    names = [name for name, _ in files()]
     assert all(path in names for path, _ in EXCEPTIONS)
 
 

@@ -28,9 +28,10 @@ from speculate.errors import (
 )
 from speculate.loading import demo_prompt
 from speculate.models.adapter import StockAdapter
-from tests import tiny, words
-from tests.checkpoints import tiny as on_disk
-from tests.decoding import kit
+from tests.support import checkpoint_files as on_disk
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support import tokenizers as words
 
 
 @pytest.fixture

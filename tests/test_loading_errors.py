@@ -12,7 +12,8 @@ from mlx_lm.models import gemma
 
 import speculate as sp
 from speculate.errors import CheckpointError, UnsupportedModelError
-from tests import tiny, words
+from tests.support import tiny
+from tests.support import tokenizers as words
 
 
 @pytest.fixture

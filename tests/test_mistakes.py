@@ -11,7 +11,7 @@ import pytest
 import speculate as sp
 from speculate.errors import OptionError, RewindError
 from speculate.protocols import Plan, Round
-from tests.decoding import kit
+from tests.support import reference as kit
 
 MODEL = kit.get("qwen3_5").model
 

@@ -18,9 +18,10 @@ import speculate as sp
 from speculate.errors import OptionError, PromptError
 from speculate.integrations.mlx_lm import mtp_generate_step, speculative_generate_step
 from speculate.protocols import Costs
-from tests import tiny, words
-from tests.decoding import kit
-from tests.decoding.heads import with_head
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.mtp_heads import with_head
 
 MODEL: Final = kit.get("dense").model
 STOCK: Final[Any] = kit.get("dense").stock

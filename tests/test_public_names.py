@@ -6,7 +6,7 @@ import pytest
 
 import speculate
 from speculate import Decoder, Fixed, Off, Sampling
-from tests.decoding import kit
+from tests.support import reference as kit
 
 PROMISED = {
     "Adaptive", "Decoder", "DraftModel", "Fixed", "MTPChain", "Off", "PromptLookup", "Sampling",

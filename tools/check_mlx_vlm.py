@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from speculate.checkpoints import find_head, read_head
 from speculate.cli.main import main as speculate
 from speculate.models.mtp import QwenMTPHead, build_head
-from tests import words
-from tests.checkpoints import tiny
+from tests.support import checkpoint_files as tiny
+from tests.support import tokenizers as words
 
 ROWS: Final = 24
 TOLERANCE: Final = 1e-5

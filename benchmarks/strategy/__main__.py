@@ -13,7 +13,7 @@ from benchmarks.pair import Pair, grown_pair_draft
 from benchmarks.report import RESULTS, Options
 from benchmarks.strategy import measured, simulation
 from benchmarks.strategy.costs import measured as measured_costs
-from benchmarks.strategy.hindsight import OFF, Arm
+from benchmarks.strategy.fixed_choices import OFF, Arm
 from benchmarks.strategy.machine import CURVES, DRAFT_TIMES
 from benchmarks.strategy.recording import TRACES, Recording, recordings
 from benchmarks.strategy.report import Entry, write

@@ -13,7 +13,7 @@ import speculate as sp
 from benchmarks.clock import now
 from benchmarks.forcing import ForcedModel
 from benchmarks.pair import Pair
-from benchmarks.strategy.hindsight import Arm, proposer_of
+from benchmarks.strategy.fixed_choices import Arm, proposer_of
 from benchmarks.strategy.recording import Recording
 from speculate.protocols import Proposer, Round, Strategy
 
@@ -91,12 +91,12 @@ def in_pieces(decodings: Mapping[str, Decoding], *, reverse: bool) -> dict[str, 
     return {name: one.done() for name, one in decodings.items()}
 
 
-def everyone(pair: Pair) -> Sequence[Proposer]:
+def all_proposers(pair: Pair) -> Sequence[Proposer]:
     """A proposer of each kind."""
     return sp.MTPChain(), sp.DraftModel(pair.draft), sp.PromptLookup()
 
 
 def fixed(pair: Pair, arm: Arm) -> Strategy:
     """A fixed choice."""
-    proposer = proposer_of(arm, everyone(pair))
+    proposer = proposer_of(arm, all_proposers(pair))
     return sp.Off() if proposer is None else sp.Fixed(proposer, arm.depth)

@@ -8,8 +8,8 @@ from typing import Final, Literal, final
 import speculate as sp
 from benchmarks.clock import counts_processor
 from benchmarks.pair import Pair
-from benchmarks.strategy.decoded import Decoding, Timed, everyone, fixed, in_pieces
-from benchmarks.strategy.hindsight import ARMS, OFF, Arm, Best, fixed_times
+from benchmarks.strategy.decoded import Decoding, Timed, all_proposers, fixed, in_pieces
+from benchmarks.strategy.fixed_choices import ARMS, OFF, Arm, Best, fixed_times
 from benchmarks.strategy.machine import Machine
 from benchmarks.strategy.recording import Recording
 from benchmarks.strategy.simulation import START, Outcome
@@ -63,7 +63,7 @@ class Comparison:
     def _adaptive(self) -> Strategy:
         # Where the wall's clock says nothing the strategy goes by what was measured.
         clock: Literal["wall", "fixed"] = "fixed" if counts_processor() else "wall"
-        return sp.Adaptive(*everyone(self._pair), clock=clock, costs=self._costs)
+        return sp.Adaptive(*all_proposers(self._pair), clock=clock, costs=self._costs)
 
 
 def promising(recording: Recording, costs: Costs) -> dict[str, Arm]:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, final
 
-from benchmarks.strategy.hindsight import ARMS, Arm, proposer_of
+from benchmarks.strategy.fixed_choices import ARMS, Arm, proposer_of
 from speculate.protocols import Plan, Proposer, Round
 
 TIERS: Final = (1, 3, 7)

@@ -10,7 +10,7 @@ from typing import Final, Literal, final
 import attrs
 
 import speculate as sp
-from benchmarks.strategy.hindsight import Arm, Best, best, fixed_times
+from benchmarks.strategy.fixed_choices import Arm, Best, best, fixed_times
 from benchmarks.strategy.machine import CURVES, Machine
 from benchmarks.strategy.recording import Recording
 from benchmarks.strategy.replay import Recorded, Replay

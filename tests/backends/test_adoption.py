@@ -27,8 +27,8 @@ from speculate.backends.adopt import adopt
 from speculate.backends.group import group_of
 from speculate.errors import CannotRewindError, OptionError
 from speculate.protocols import Rollbackable
-from tests import tiny
-from tests.backends.driving import (
+from tests.support import tiny
+from tests.support.cache_contents import (
     ALL,
     CUT_ANYWHERE,
     assert_close,
@@ -92,7 +92,7 @@ def test_the_stock_model_goes_on_where_ours_stopped(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ALL)
-def test_fresh_caches_are_handed_back_as_new_stock_ones(family: str) -> None:
+def test_fresh_caches_are_returned_as_new_stock_ones(family: str) -> None:
     """With the rows of a cold prefill, however they came about."""
     driven, prompt, more = model(family), 12, 3
     text = ids(prompt + more, seed=1)
@@ -242,7 +242,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("build", "named"), REFUSED)
-def test_what_cannot_go_back_is_refused_by_name_and_nothing_moves(
+def test_what_cannot_rewind_is_refused_by_name_and_nothing_moves(
     build: Callable[[], object], named: str
 ) -> None:
     good = filled(KVCache(), 1)

@@ -16,7 +16,7 @@ from speculate.backends.kv import RewindableKVCache, quantize
 from speculate.backends.rotating import RewindableRotatingKVCache, mask_with_sinks
 from speculate.errors import RewindError
 from speculate.protocols import RecordsRollback
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     CUT_ANYWHERE,
     assert_close,
     assert_equal,
@@ -30,11 +30,11 @@ from tests.backends.driving import (
     to_list,
     write,
 )
-from tests.backends.layers import KINDS, consume, fresh, group, make
+from tests.support.caches_by_kind import KINDS, consume, fresh, group, make
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_states_are_told_how_to_get_back_and_rows_are_not(kind: str) -> None:
+def test_states_are_given_a_way_to_rewind_and_rows_are_not(kind: str) -> None:
     for cache in make(kind):
         assert isinstance(cache, RecordsRollback) == ("ArraysCache" in type(cache).__name__)
 
@@ -69,7 +69,7 @@ def test_masks_are_stocks_masks(prior: int, rows: int, keep: int) -> None:
 
 
 @pytest.mark.parametrize("fed", [1, 3, 5, 7, 8, 20])
-def test_a_narrower_mask_shows_the_newest_rows(fed: int) -> None:
+def test_a_narrower_mask_shows_the_last_rows(fed: int) -> None:
     """A layer may look at fewer rows than its cache holds."""
     ours, stock = RewindableRotatingKVCache(8), RotatingKVCache(8)
     for n in range(fed):
@@ -100,7 +100,7 @@ def test_a_mask_with_sinks_shows_what_single_steps_see() -> None:
 
 
 @pytest.mark.parametrize("family", CUT_ANYWHERE)
-def test_a_late_cache_has_true_positions_and_goes_back_to_its_start(family: str) -> None:
+def test_a_late_cache_has_true_positions_and_rewinds_to_its_start(family: str) -> None:
     late, early = (model(family).make_cache(position=p) for p in (40, 0))
     assert [layer.length() for layer in late] == [40] * len(late)
     speculate_all(late)

@@ -13,8 +13,8 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from speculate import speculation
 from speculate.backends.adopt import adopt
-from tests.backends.driving import Caches, cold, feed, ids, model, speculate_all, write
-from tests.backends.layers import consume, group, make
+from tests.support.cache_contents import Caches, cold, feed, ids, model, speculate_all, write
+from tests.support.caches_by_kind import consume, group, make
 
 ROW = 2 * 64 * 4  # keys and values of one row below, in bytes
 
@@ -99,7 +99,7 @@ def test_accepting_everything_copies_no_state() -> None:
     assert all(one is other for one, other in zip(caches[0].arrays(), state, strict=True))
 
 
-def test_taking_back_a_whole_block_copies_no_state() -> None:
+def test_rewinding_a_whole_block_copies_no_state() -> None:
     caches = make("state")
     consume("state", caches, ids(3))
     before = caches[0].arrays()

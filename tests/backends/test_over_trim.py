@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     CUT_ANYWHERE,
     HYBRIDS,
     assert_equal,
@@ -42,7 +42,7 @@ def test_a_hybrid_that_records_nothing_is_trimmed_in_no_layer(family: str) -> No
 
 
 @pytest.mark.parametrize("family", ["dense", "gpt_oss"])
-def test_rows_are_taken_back_without_speculation_while_all_are_there(family: str) -> None:
+def test_rows_are_trimmed_without_speculation_while_all_are_there(family: str) -> None:
     caches = cold(model(family), ids(7))[1]
     trim_all(caches, 3)
     assert_same(holding(caches), holding(cold(model(family), ids(4))[1]), "after 3")
@@ -83,7 +83,7 @@ def test_starting_and_stopping_drop_the_records(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_5", "gpt_oss"])
 @pytest.mark.parametrize("width", [1, 9])
-def test_at_least_64_tokens_can_be_taken_back(family: str, width: int) -> None:
+def test_at_least_64_tokens_can_be_trimmed(family: str, width: int) -> None:
     text, fed = ids(12), ids(99, seed=2)
     caches = cold(model(family), text)[1]
     speculate_all(caches)
@@ -113,7 +113,7 @@ def test_a_stock_layer_that_recorded_nothing_puts_older_records_out_of_reach(fam
     assert_same(holding(caches), before, "what was recorded afterwards")
 
 
-def test_blocks_of_a_layer_that_records_nothing_are_taken_back_whole() -> None:
+def test_blocks_of_a_layer_that_records_nothing_are_trimmed_whole() -> None:
     caches = cold(model("lfm2"), ids(9))[1]
     lengths = [9]
     held = [holding(caches)]

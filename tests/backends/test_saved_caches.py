@@ -20,7 +20,7 @@ from mlx_lm.models.cache import (
 
 from speculate import speculation
 from speculate.backends.adopt import adopt
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     ALL,
     assert_close,
     assert_equal,
@@ -31,13 +31,13 @@ from tests.backends.driving import (
     ids,
     model,
 )
-from tests.backends.stock_process import NEXT
+from tests.support.stock_process import NEXT
 
 ROOT = Path(__file__).parents[2]
 TEXT = ids(22, seed=1)
 
 
-def handed_back(family: str) -> list[object]:
+def returned(family: str) -> list[object]:
     """Caches with `TEXT`, after rounds that rejected drafts and kept some."""
     caches = cold(model(family), TEXT[:10])[1]
     with speculation(caches) as window:
@@ -55,9 +55,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saved caches of every family, and what the other process made of them."""
     folder = tmp_path_factory.mktemp("saved")
     for family in ALL:
-        save_prompt_cache(str(folder / f"{family}.safetensors"), handed_back(family))
-    module = "tests.backends.stock_process"
-    command = [sys.executable, "-m", "tests.on_cpu", module, str(folder), *ALL]
+        save_prompt_cache(str(folder / f"{family}.safetensors"), returned(family))
+    module = "tests.support.stock_process"
+    command = [sys.executable, "-m", "tests.support.on_cpu", module, str(folder), *ALL]
     subprocess.run(command, cwd=ROOT, check=True, timeout=120)
     return folder
 
@@ -86,7 +86,7 @@ def test_a_cache_that_another_process_saved_is_adopted(family: str, folder: Path
 
 
 @pytest.mark.parametrize("family", ["dense", "gpt_oss", "qwen3_5", "lfm2"])
-def test_empty_caches_can_be_handed_back(family: str) -> None:
+def test_empty_caches_can_be_returned(family: str) -> None:
     caches = [layer.hand_back() for layer in model(family).make_cache()]
     assert_equal(
         feed(model(family), caches, TEXT[:5]), cold(model(family), TEXT[:5])[0], "from nothing"
@@ -119,7 +119,7 @@ def test_saving_rewindable_caches_is_refused_and_says_what_to_do(
 def test_inside_of_a_window_over_mlx_lms_caches_too(tmp_path: Path) -> None:
     """Where a change of types goes unnoticed."""
     file = str(tmp_path / "prompt.safetensors")
-    caches = handed_back("dense")
+    caches = returned("dense")
     with speculation(caches) as window:
         feed(model("dense"), caches, [3])
         window.keep(1)

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from speculate.backends.rotating import RewindableRotatingKVCache
-from tests.backends.driving import to_list
+from tests.support.cache_contents import to_list
 
 
 class Tape:
@@ -67,12 +67,12 @@ class Tape:
     def hold(self) -> None:
         self.held.append((list(self.text), self.cache.checkpoint()))
 
-    def go_back(self) -> None:
+    def rewind(self) -> None:
         """Restore a checkpoint from before which nothing was trimmed since."""
         kept = [held for held in self.held if self.text[: len(held[0])] == held[0]]
         if kept:
-            text, go_back = self.dice.choice(kept)
-            go_back()
+            text, rewind = self.dice.choice(kept)
+            rewind()
             self.text, self.may_come_back = list(text), 0
             self.held = [held for held in kept if len(held[0]) <= len(text)]
 
@@ -90,6 +90,6 @@ def test_what_a_step_sees_is_what_a_list_holds(seeds: range) -> None:
     for seed in seeds:
         tape = Tape(seed)
         acts = [tape.feed] * 12 + [tape.trim] * 3 + [tape.start_or_stop] * 2
-        acts += [tape.hold, tape.hold, tape.go_back, tape.read]
+        acts += [tape.hold, tape.hold, tape.rewind, tape.read]
         for _ in range(150):
             tape.dice.choice(acts)()

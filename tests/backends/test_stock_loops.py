@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from speculate.errors import RewindError
 from speculate.models.adapter import StockAdapter
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     CUT_ANYWHERE,
     EVERY,
     adapted,
@@ -75,7 +75,7 @@ def test_the_stock_loop_gives_what_plain_decoding_gives(family: str, drafts: int
 
 
 @pytest.mark.parametrize("drafts", [2, 5])
-def test_a_hybrid_draft_in_the_stock_loop_is_taken_back_step_by_step(drafts: int) -> None:
+def test_a_hybrid_draft_in_the_stock_loop_is_trimmed_step_by_step(drafts: int) -> None:
     """An accepting draft: one part of the loop's drafts right, the others not."""
     target = model("qwen3_5")
     nearly: Any = EVERY["qwen3_5"]()
@@ -113,7 +113,7 @@ def test_the_stock_loop_refuses_ours_until_they_record() -> None:
         )
 
 
-def test_a_model_that_goes_back_by_whole_blocks_only_stops_the_stock_loop() -> None:
+def test_a_model_that_rewinds_by_whole_blocks_only_stops_the_stock_loop() -> None:
     """It does not go on with rejected drafts in some of its layers."""
     with pytest.raises(RewindError, match="cannot trim"):
         speculative(model("lfm2"), model("dense"), 12, 3)

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import RotatingKVCache
 from speculate.backends import rotating
 from speculate.backends.adopt import adopt
 from speculate.backends.rotating import RewindableRotatingKVCache
-from tests.backends.driving import write
+from tests.support.cache_contents import write
 
 WINDOW: Final = 512
 KEEP: Final = 4

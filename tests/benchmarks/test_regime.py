@@ -31,7 +31,7 @@ def test_the_library_is_found_for_any_architecture(tmp_path: Path) -> None:
     assert regime.find_openblas(tmp_path) == library
 
 
-def test_entering_starts_the_program_again_with_openblas_in_front() -> None:
+def test_entering_starts_the_program_again_with_openblas_preloaded() -> None:
     try:
         regime.find_openblas()
     except SystemExit:

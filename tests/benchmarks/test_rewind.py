@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from benchmarks.rewind import PROMPT, feed, heading, line, measure
-from benchmarks.ways_back import WAYS, Shape
+from benchmarks.rewind_ways import WAYS, Shape
 from speculate import speculation
 
 SHAPE = Shape(hidden=64, key_heads=2, value_heads=4, width=8)

@@ -48,7 +48,7 @@ def test_one_bound_by_arithmetic_pays_for_every_row() -> None:
     assert bound.v(4) == pytest.approx(4.0)
 
 
-def test_experts_make_rows_dear() -> None:
+def test_experts_make_rows_expensive() -> None:
     bound = Bound(NEXT, MACHINES["M4 Max"], context=1024)
     assert 1.2 < bound.v(2) < 2
     even = attrs.evolve(NEXT, experts=0, inner=NEXT.inner * 11)

@@ -9,7 +9,7 @@ import pytest
 
 import speculate as sp
 from benchmarks.forcing import ForcedModel
-from benchmarks.strategy.hindsight import ARMS, OFF, Arm, best, fixed_times, proposer_of
+from benchmarks.strategy.fixed_choices import ARMS, OFF, Arm, best, fixed_times, proposer_of
 from benchmarks.strategy.machine import CURVES, Machine
 from benchmarks.strategy.recording import Recording, recordings
 from benchmarks.strategy.replay import Recorded, Replay

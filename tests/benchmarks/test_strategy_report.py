@@ -13,7 +13,7 @@ import speculate as sp
 from benchmarks.pair import Pair
 from benchmarks.report import Options
 from benchmarks.strategy.costs import measured
-from benchmarks.strategy.hindsight import OFF, Arm, Best
+from benchmarks.strategy.fixed_choices import OFF, Arm, Best
 from benchmarks.strategy.measured import COLD, WARM, Comparison, promising, survival
 from benchmarks.strategy.recording import Recording, recordings
 from benchmarks.strategy.report import Entry, write

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.strategy.hindsight import OFF, Arm
+from benchmarks.strategy.fixed_choices import OFF, Arm
 from benchmarks.strategy.replay import Recorded
 from benchmarks.strategy.rules import TIERS, UCB1, AcceptedTiers
 from speculate.protocols import Round, Strategy

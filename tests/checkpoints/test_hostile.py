@@ -19,7 +19,7 @@ from speculate.checkpoints import find_head, has_head, read_head
 from speculate.checkpoints.folder import FILE_LIMIT
 from speculate.checkpoints.safetensors import HEADER_LIMIT
 from speculate.errors import CheckpointError
-from tests.checkpoints import tiny
+from tests.support import checkpoint_files as tiny
 
 NAME = "mtp.fc.weight"
 

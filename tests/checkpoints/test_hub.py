@@ -21,9 +21,9 @@ import speculate as sp
 from speculate.checkpoints import has_head
 from speculate.checkpoints.hub import download, download_head
 from speculate.errors import CheckpointError
-from tests import words
-from tests.checkpoints import tiny
-from tests.cli.running import run
+from tests.support import checkpoint_files as tiny
+from tests.support import tokenizers as words
+from tests.support.command_runs import run
 
 COMMIT = "0123456789" * 4
 REPOSITORY = "owner/name"

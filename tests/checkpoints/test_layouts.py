@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 from speculate.checkpoints import HeadTensors, find_head, has_head, load_trunk, read_head
 from speculate.errors import CheckpointError, HeadNotFoundError, SpeculateWarning
 from speculate.models.mtp import build_head
-from tests.checkpoints import tiny
+from tests.support import checkpoint_files as tiny
 
 PREFIXES = [
     "mtp.",
@@ -127,7 +127,7 @@ def test_a_listed_file_that_is_absent_is_an_error_if_the_head_is_in_it(tmp_path:
         find_head(folder)
 
 
-def test_the_index_decides_between_two_files_and_without_it_nobody_does(tmp_path: Path) -> None:
+def test_only_the_index_decides_between_two_files(tmp_path: Path) -> None:
     head, other = tiny.make_head(), {n: a + 1 for n, a in tiny.make_head().items()}
     files = {"a.safetensors": tiny.prefixed(other), "b.safetensors": tiny.prefixed(head)}
     assert equal(read(tiny.write(tmp_path / "1", files, listed=["b.safetensors"])).weights, head)

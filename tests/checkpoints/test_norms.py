@@ -10,7 +10,7 @@ import pytest
 
 from speculate.checkpoints import Convention, find_head, read_head
 from speculate.checkpoints.norms import decide
-from tests.checkpoints import tiny
+from tests.support import checkpoint_files as tiny
 
 GROUPS = ("layer 0", "layer 0, queries and keys", "before fc", "final")
 
@@ -101,7 +101,7 @@ GAINS = [
 
 
 @pytest.mark.parametrize("trunk_is_raw", [True, False, None])
-def test_published_heads_are_told_apart_whatever_the_trunk(trunk_is_raw: bool | None) -> None:
+def test_published_heads_are_distinguished_whatever_the_trunk(trunk_is_raw: bool | None) -> None:
     for values in RAW:
         assert conventions(means(*values), trunk_is_raw) == ["raw"] * 4
     for values in GAINS:

@@ -17,9 +17,9 @@ from speculate.checkpoints import HeadTensors, Quantization, find_head
 from speculate.models.adapter import StockAdapter
 from speculate.models.mtp import build_head
 from speculate.protocols import MTPHead
-from tests import words
-from tests.checkpoints import tiny
-from tests.decoding import kit
+from tests.support import checkpoint_files as tiny
+from tests.support import reference as kit
+from tests.support import tokenizers as words
 
 Choice = Mapping[str, tuple[int, int, str]]
 MANY = 256
@@ -256,7 +256,7 @@ def test_a_packed_output_matrix_is_used_as_it_is(tmp_path: Path, mode: str) -> N
 
 @pytest.mark.parametrize("top", [True, False, None])
 @pytest.mark.parametrize("inner", [True, False, None])
-def test_whoever_says_that_embeddings_are_tied_head_and_target_agree(
+def test_head_and_target_agree_wherever_embeddings_are_said_to_be_tied(
     tmp_path: Path, top: bool | None, inner: bool | None
 ) -> None:
     stock = tiny.make_model(tie_word_embeddings=bool(inner))

@@ -17,7 +17,7 @@ from speculate.checkpoints import HeadTensors, find_head, read_head, summarize_h
 from speculate.checkpoints.quantization import matrix_of
 from speculate.errors import CheckpointError
 from speculate.models.mtp import QwenMTPHead, build_head
-from tests.checkpoints import tiny
+from tests.support import checkpoint_files as tiny
 
 Choice = dict[str, tuple[int, int, str]]
 

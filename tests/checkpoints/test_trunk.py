@@ -14,7 +14,7 @@ from mlx_lm.utils import load_model
 
 from speculate.checkpoints import find_head, load_trunk, read_head
 from speculate.models.mtp import build_head
-from tests.checkpoints import tiny
+from tests.support import checkpoint_files as tiny
 
 NEXT = tiny.config("qwen3_next")
 

@@ -43,8 +43,9 @@ from speculate.cli._bench_runs import (
 )
 from speculate.cli._console import json_safe
 from speculate.protocols import Forward, Rollbackable, Round
-from tests import tiny, words
-from tests.cli.running import Said, run
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.command_runs import Said, run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -228,7 +229,7 @@ class Watched:
         return self._model.forward(tokens, cache)
 
 
-def test_every_width_has_the_same_text_in_front() -> None:
+def test_every_width_has_the_same_text_before_it() -> None:
     model, _ = sp.load()
     watched = Watched(model)
     time_forwards(cast(sp.SpeculativeModel, watched), [5, 6, 7], lambda: None)
@@ -346,7 +347,7 @@ def test_matplotlib_is_imported_by_nothing_else() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+def test_a_folder_that_cannot_be_written_is_reported_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("kept")

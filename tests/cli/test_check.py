@@ -12,8 +12,8 @@ import speculate as sp
 from speculate.checkpoints import find_head, read_head
 from speculate.cli import inspect
 from speculate.loading import demo_folder
-from tests.checkpoints import tiny
-from tests.cli.running import Said, run
+from tests.support import checkpoint_files as tiny
+from tests.support.command_runs import Said, run
 
 HYBRID = demo_folder("hybrid")
 

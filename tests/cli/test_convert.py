@@ -20,9 +20,9 @@ import speculate as sp
 from speculate.checkpoints import HeadTensors, Quantization, find_head, read_head
 from speculate.errors import CheckpointError
 from speculate.models.mtp import QwenMTPHead, build_head
-from tests import words
-from tests.checkpoints import tiny
-from tests.cli.running import Said, run
+from tests.support import checkpoint_files as tiny
+from tests.support import tokenizers as words
+from tests.support.command_runs import Said, run
 
 FAMILIES = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]
 

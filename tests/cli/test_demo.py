@@ -17,7 +17,7 @@ from speculate.cli import demo
 from speculate.cli._models import Completion
 from speculate.cli.main import COMMANDS
 from speculate.loading import demo_prompt
-from tests.cli.running import run
+from tests.support.command_runs import run
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -51,7 +51,8 @@ def test_texts_that_differ_are_said_to(
 
 
 def test_as_make_demo_runs_it() -> None:
-    command = [sys.executable, "-m", "tests.on_cpu", "speculate.cli.demo", "--max-tokens", "6"]
+    program = ["tests.support.on_cpu", "speculate.cli.demo"]
+    command = [sys.executable, "-m", *program, "--max-tokens", "6"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.endswith("The three texts are identical.\n")

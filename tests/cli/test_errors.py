@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny, words
-from tests.cli.running import run
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.command_runs import run
 from tests.test_loading_errors import REASONS, broken
 
 

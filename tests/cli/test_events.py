@@ -18,8 +18,9 @@ import speculate as sp
 from speculate.cli._stats_view import EventLog
 from speculate.loading import demo_prompt
 from speculate.protocols import Round
-from tests import tiny, words
-from tests.cli.running import run
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.command_runs import run
 
 OPTIONS = ("generate", "--proposer", "mtp", "--depth", "2", "--prompt", demo_prompt())
 

@@ -16,8 +16,8 @@ import pytest
 
 from speculate.checkpoints import HeadTensors, Quantization, find_head, read_head
 from speculate.models.mtp import QwenMTPHead, build_head
-from tests.checkpoints import tiny
-from tests.cli.running import run
+from tests.support import checkpoint_files as tiny
+from tests.support.command_runs import run
 
 Layout = Callable[[tiny.Weights], tiny.Weights]
 

@@ -12,9 +12,10 @@ import pytest
 
 import speculate as sp
 from speculate.loading import demo_prompt
-from tests import tiny, words
-from tests.cli.running import run
-from tests.decoding import kit
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.command_runs import run
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ def test_unlimited_ends_with_the_text(capsys: pytest.CaptureFixture[str], tmp_pa
     assert said.counters()["tokens"] <= 5
 
 
-def test_the_same_seed_gives_the_same_text_whoever_drafts(
+def test_the_same_seed_gives_the_same_text_with_any_proposer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     texts, lines = set(), []

@@ -18,11 +18,11 @@ from speculate.cli._arguments import Command
 from speculate.loading import demo_folder
 from speculate.models import registry
 from speculate.protocols import Forward
-from tests import tiny as families
-from tests import words
-from tests.checkpoints import tiny
-from tests.cli.running import run
-from tests.cli.verifying import Around
+from tests.support import checkpoint_files as tiny
+from tests.support import tiny as families
+from tests.support import tokenizers as words
+from tests.support.command_runs import run
+from tests.support.verify_subjects import Around
 
 Layout = Callable[[Mapping[str, mx.array]], tiny.Weights]
 

@@ -12,8 +12,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.checkpoints import tiny
-from tests.cli.running import Said, run
+from tests.support import checkpoint_files as tiny
+from tests.support.command_runs import Said, run
 
 
 @pytest.fixture(autouse=True, scope="module")

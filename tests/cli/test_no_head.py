@@ -10,10 +10,10 @@ import pytest
 
 import speculate as sp
 from speculate.errors import CheckpointError, HeadNotFoundError, SpeculateWarning
-from tests import words
-from tests.checkpoints import tiny
-from tests.cli.running import Said, run
-from tests.tiny import VOCAB
+from tests.support import checkpoint_files as tiny
+from tests.support import tokenizers as words
+from tests.support.command_runs import Said, run
+from tests.support.tiny import VOCAB
 
 INDEX = "model.safetensors.index.json"
 SHORT = ("--prompt", "a", "--max-tokens", "4")

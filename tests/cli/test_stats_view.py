@@ -16,7 +16,7 @@ import speculate as sp
 from speculate.cli._stats_view import LiveView
 from speculate.loading import demo_prompt
 from speculate.protocols import Round
-from tests.cli.running import run
+from tests.support.command_runs import run
 
 STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

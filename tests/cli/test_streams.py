@@ -18,10 +18,11 @@ from speculate import verify as checks
 from speculate.cli import bench as bench
 from speculate.cli.main import COMMANDS, main
 from speculate.verify import Case, Result
-from tests import tiny, words
 from tests.cli.test_bench import results_of, written_out
 from tests.cli.test_verify import bring
-from tests.decoding.kit import get
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.reference import get
 
 REFUSED: Final = "speculate: error: output cannot be written to standard output: "
 FULL: Final = f"{REFUSED}No space left on device"
@@ -242,7 +243,7 @@ def test_without_any_stream_but_output_a_model_can_be_loaded(tmp_path: Path) -> 
     assert (status, out[-1]) == (0, "\n")
 
 
-def test_an_interrupt_is_told_in_a_line(tmp_path: Path) -> None:
+def test_an_interrupt_is_reported_in_a_line(tmp_path: Path) -> None:
     dense = str(words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE))
     command = [sys.executable, "-m", "speculate", "generate", "--model", dense]
     options = ["-p", "abc", "-m", "-1", "--max-kv-size", "64", "--proposer", "off"]

@@ -14,9 +14,9 @@ from speculate import SpeculativeModel, verify
 from speculate.cli import _console
 from speculate.cli import verify as command
 from speculate.verify import Case, Difference, Result
-from tests.cli.running import Said, run
-from tests.cli.verifying import TEXT, Forgetful, InBlocks, hybrid, next_numbers, with_ties
-from tests.decoding.kit import adapted, get
+from tests.support.command_runs import Said, run
+from tests.support.reference import adapted, get
+from tests.support.verify_subjects import TEXT, Forgetful, InBlocks, hybrid, next_numbers, with_ties
 
 CHECK = re.compile(r"  (OK|NUMERICS|BUG) +(\w+)  .*")
 
@@ -82,7 +82,7 @@ def test_a_draft_model_drafts(
     assert "  drafts    draft (draft), lookup\n" in said.out
 
 
-def test_where_nobody_watches_a_line_says_now_and_then_how_far_it_is(
+def test_without_a_terminal_a_line_says_now_and_then_how_far_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bring(monkeypatch, get("shallow").model, get("small_dense").model)
@@ -129,7 +129,7 @@ def test_rounding_is_no_bug(
     assert not any("BUG" in seen for seen in outcomes(said).values())
 
 
-def test_a_bug_is_told_and_fails(
+def test_a_bug_is_reported_and_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = hybrid().model.head
@@ -195,7 +195,7 @@ def test_ctrl_c_leaves_what_was_found(
         (("--json", "."), "the report cannot be written to .: Is a directory"),
     ],
 )
-def test_bad_input_is_told_in_a_line(
+def test_bad_input_is_reported_in_a_line(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...], said: str
 ) -> None:
     found = run(capsys, "verify", *options)

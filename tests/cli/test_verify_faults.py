@@ -17,8 +17,10 @@ from speculate.testing import ToyHead, ToyModel
 from speculate.verify.decoding_checks import MAX_DIFFERENCES, compare_decoding
 from speculate.verify.oracle import reference_token
 from speculate.verify.rounding import Rounding, ulp
-from tests import tiny
-from tests.cli.verifying import (
+from tests.faults.planting import recorded_as
+from tests.support import tiny
+from tests.support.reference import adapted, get
+from tests.support.verify_subjects import (
     TEXT,
     TOKENS,
     Around,
@@ -35,8 +37,6 @@ from tests.cli.verifying import (
     with_ties,
     wrong,
 )
-from tests.decoding.kit import adapted, get
-from tests.faults.planting import recorded_as
 
 ALL: Final = {"forward", "tails", "rewind", "sequence", "acceptance", "seed"}
 
@@ -200,7 +200,7 @@ def test_kinds_of_differences() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_how_much_better_one_token_stood(temperature: float) -> None:
+def test_how_much_better_one_token_scored(temperature: float) -> None:
     logits = mx.array([[1.0, 4.0, 3.5, -50.0]])
     sampling = Sampling(temperature=temperature, seed=1)
     one = reference_token(logits, sampling, 9)

@@ -14,7 +14,8 @@ from speculate import SpeculativeModel, verify
 from speculate.backends.group import CacheGroup
 from speculate.protocols import Forward
 from speculate.verify import Difference, Result
-from tests.cli.verifying import (
+from tests.support.reference import get
+from tests.support.verify_subjects import (
     Around,
     InBlocks,
     second_best,
@@ -23,7 +24,6 @@ from tests.cli.verifying import (
     with_ties,
     wrong,
 )
-from tests.decoding.kit import get
 
 USUAL: Final = 1e-4
 RARE: Final = 0.5
@@ -112,7 +112,7 @@ def test_what_is_far_apart_elsewhere_explains_nothing_here() -> None:
     assert len(spreads["bug"]) > len(spreads["numerics"])
 
 
-def test_where_nothing_rounds_nobody_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_rounds_there_is_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify.VerificationTarget, "spread", lambda *_: pytest.fail("looked again"))
     model = InBlocks(get("shallow").model, second_best)
     found = verified(subject(model, get("shallow").stock, tokens=3), "rewind", "sequence")

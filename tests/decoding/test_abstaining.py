@@ -7,8 +7,8 @@ import mlx.core as mx
 from speculate import Adaptive, Decoder, MTPChain, SpeculativeModel
 from speculate.protocols import Choose, Commit, Costs, Draft
 from speculate.testing import RecordingObserver, ScheduledStrategy
-from tests.decoding import kit
-from tests.decoding.heads import with_knowing_head
+from tests.support import reference as kit
+from tests.support.mtp_heads import with_knowing_head
 
 
 class Abstaining:

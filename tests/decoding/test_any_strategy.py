@@ -14,12 +14,12 @@ import pytest
 from speculate import Adaptive, Decoder, DraftModel, MTPChain, Off, PromptLookup
 from speculate.protocols import Proposer
 from speculate.testing import RecordingObserver, ScheduledStrategy
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.heads import with_head, with_knowing_head
-from tests.decoding.switching import Sessions
-from tests.decoding.watched import Broken, GuidedModel, Ticker, WatchedProposer
-from tests.proposers.laws import check_draft_model, check_head
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.expected_drafts import check_draft_model, check_head
+from tests.support.mtp_heads import with_head, with_knowing_head
+from tests.support.random_switching import Sessions
+from tests.support.recording import Broken, GuidedModel, Ticker, WatchedProposer
 
 FAMILIES: Final = (*tiny.FAMILIES, *tiny.MORE)
 FOLDED: Final = list(product(tiny.FOLDED, (0.0, 0.8)))

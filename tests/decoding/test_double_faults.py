@@ -7,9 +7,9 @@ import pytest
 from speculate import Decoder, Fixed, Token
 from speculate.protocols import Round
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.watched import Broken, Ticker, WatchedModel, WatchedProposer
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.recording import Broken, Ticker, WatchedModel, WatchedProposer
 
 
 class Later(Exception):
@@ -81,7 +81,7 @@ def test_a_proposer_that_fails_to_settle_does_not_keep_others_from_it(failing: i
     kit.check_holds("dense", caches, [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 6)])
 
 
-def test_an_observer_that_fails_in_close_is_heard_and_loses_nothing() -> None:
+def test_an_observer_that_fails_in_close_is_reported_and_loses_nothing() -> None:
     def refuse(round: Round) -> None:
         raise Broken
 
@@ -96,7 +96,7 @@ def test_an_observer_that_fails_in_close_is_heard_and_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("place", ["settle", "commit"])
-def test_a_failure_in_settle_is_heard_and_the_text_can_be_closed(place: str) -> None:
+def test_a_failure_in_settle_is_reported_and_the_text_can_be_closed(place: str) -> None:
     ticker = Ticker()
     script = kit.scripted("qwen3_5", kit.PROMPT, 12, kit.always(None))
     watched = WatchedProposer(script, ticker)

@@ -8,8 +8,8 @@ import pytest
 
 from speculate import Decoder, Fixed, Off
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
-from tests.decoding.watched import WatchedModel, WatchedProposer
+from tests.support import reference as kit
+from tests.support.recording import WatchedModel, WatchedProposer
 
 BUDGETS = product((*kit.PROMISED, "lfm2"), range(1, 13), range(6), (None, 0, 1, "each"))
 

@@ -9,9 +9,9 @@ import pytest
 from speculate import Decoder, Fixed
 from speculate.protocols import Round
 from speculate.testing import RecordingObserver, ScheduledStrategy
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.watched import WatchedModel
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.recording import WatchedModel
 
 DEPTHS = (4, 0, 1, 2, 7)
 PROMPTS = (1, 2, tiny.WINDOW - 1, tiny.WINDOW, tiny.WINDOW + 1, 3 * tiny.WINDOW)
@@ -102,7 +102,7 @@ def test_a_rejection_in_every_round_leaves_no_trace(name: str, count: int) -> No
 
 
 @pytest.mark.parametrize("name", [*kit.PROMISED, "lfm2"])
-def test_the_deepest_drafts_are_taken_back_exactly(name: str) -> None:
+def test_the_deepest_drafts_are_rolled_back_exactly(name: str) -> None:
     deepest = 48
     proposer = kit.scripted(name, kit.PROMPT, 60, lambda n: (0, 23, 46)[n % 3])
     tokens = kit.decode(name, Fixed(proposer, deepest), count=60)
@@ -125,7 +125,7 @@ def test_chunks_of_prefill_do_not_change_the_first_scores(case: tuple[str, int])
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "dense", "gpt_oss"])
-def test_drafts_taken_back_where_a_buffer_grows_or_moves(name: str) -> None:
+def test_drafts_rolled_back_where_a_buffer_grows_or_moves(name: str) -> None:
     # Rows come in buffers of 256, and a window of 8 moves to the front after 128 more.
     count = 150 if name == "gpt_oss" else 12
     prompt = kit.text_of(3 if name == "gpt_oss" else 250)

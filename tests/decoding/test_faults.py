@@ -11,9 +11,9 @@ import pytest
 
 from speculate import Decoder, DraftModel, Fixed, Off, Token
 from speculate.protocols import Forward, Rollbackable
-from tests.decoding import kit
-from tests.decoding.failing import COUNT, OWN, PLACES, TARGET, Failing, Kind, build, calls
-from tests.decoding.watched import Broken, GuidedModel, PassingModel, Ticker
+from tests.support import reference as kit
+from tests.support.failing_runs import COUNT, OWN, PLACES, TARGET, Failing, Kind, build, calls
+from tests.support.recording import Broken, GuidedModel, PassingModel, Ticker
 
 SETUPS: Final[tuple[tuple[str, Kind, str], ...]] = (
     ("qwen3_5", "draft", "small_dense"),
@@ -58,16 +58,16 @@ def test_a_failure_leaves_caches_that_hold_the_text(
         assert pending is None
     kit.check_holds(name, caches, text)
     # A proposer that was not told, or that failed while it caught up, is behind.
-    behind = place == "commit" or ticker.before["settle"] > 0
-    check_draft_cache(failing, draft, text, behind)
+    has_backlog = place == "commit" or ticker.before["settle"] > 0
+    check_draft_cache(failing, draft, text, has_backlog)
     check_goes_on(failing, name, caches, text, pending)
 
 
-def check_draft_cache(failing: Failing, draft: str, text: list[int], behind: bool) -> None:
+def check_draft_cache(failing: Failing, draft: str, text: list[int], has_backlog: bool) -> None:
     """A cache that was handed over together with the target's ends at the same text."""
     layers = failing.draft_cache
     lengths = {layer.length() for layer in layers}
-    if behind or not layers:
+    if has_backlog or not layers:
         assert all(length <= len(text) for length in lengths)
         return
     assert lengths == {len(text)}
@@ -128,7 +128,7 @@ def test_a_forward_that_fails_between_two_layers_consumed_nothing(name: str, at:
 
 
 @pytest.mark.parametrize("left", [16, 17, 18, 19, 20, 21])
-def test_a_draft_that_fails_near_the_end_takes_back_no_more_than_it_drafted(left: int) -> None:
+def test_a_draft_that_fails_near_the_end_trims_no_more_than_it_drafted(left: int) -> None:
     text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 16)]
     error = Broken("the draft model's own limit")
 

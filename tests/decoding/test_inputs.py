@@ -11,8 +11,8 @@ from speculate import Decoder, Fixed, Off, Sampling, SpeculateError, Speculative
 from speculate.errors import OptionError, PromptError
 from speculate.protocols import Choose, Commit, Draft, Plan, Proposer, Round
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
+from tests.support import reference as kit
+from tests.support import tiny
 
 
 def decoder(name: str = "dense") -> Decoder:
@@ -134,7 +134,7 @@ def test_fewer_drafts_than_asked_for_are_fine(draft: list[int]) -> None:
     kit.check_tokens("qwen3_5", kit.PROMPT, list(decoder.generate(kit.PROMPT, 6)))
 
 
-class ByNobody:
+class WithoutProposer:
     """Plans drafts, but says not whose."""
 
     @property
@@ -147,15 +147,15 @@ class ByNobody:
     def observe(self, round: Round, /) -> None: ...
 
 
-def test_drafts_by_nobody_are_an_error_and_lose_nothing() -> None:
+def test_drafts_without_a_proposer_are_an_error_and_lose_nothing() -> None:
     caches = kit.stock_caches("qwen3_5")
-    decoder = Decoder(kit.get("qwen3_5").model, ByNobody())
+    decoder = Decoder(kit.get("qwen3_5").model, WithoutProposer())
     with pytest.raises(SpeculateError, match="2 drafts without a proposer"):
         list(decoder.generate(kit.PROMPT, 5, caches))
     kit.check_holds("qwen3_5", caches, kit.PROMPT)
 
 
-def test_a_strategy_hears_how_much_is_left() -> None:
+def test_a_strategy_sees_how_much_is_left() -> None:
     heard: list[int | None] = []
 
     class Listening:

@@ -13,10 +13,10 @@ from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, SpeculateError,
 from speculate.errors import RewindError
 from speculate.protocols import Proposer
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
-from tests.decoding.heads import with_knowing_head
-from tests.decoding.interrupting import Interrupter
-from tests.decoding.watched import Broken, GuidedModel, Ticker, WatchedProposer
+from tests.support import reference as kit
+from tests.support.interrupts import Interrupter
+from tests.support.mtp_heads import with_knowing_head
+from tests.support.recording import Broken, GuidedModel, Ticker, WatchedProposer
 
 Drafter = Literal["script", "draft", "head", "propose", "settle"]
 
@@ -115,7 +115,7 @@ def lines(case: Case) -> int:
 
 
 @cache
-def left_behind(case: Case, emitted: int) -> list[object]:
+def left_over(case: Case, emitted: int) -> list[object]:
     """What plain decoding leaves after so many tokens."""
     caches = case.caches()
     model, bits = kit.get(case.model).model, 8 if case.name == "quantised" else None
@@ -150,7 +150,7 @@ def check_text(case: Case, caches: list[object], ids: list[int]) -> None:
     assert ids == kit.truth(case.model, kit.PROMPT, len(ids))
     # Before the first token: the prompt, or what they held before.
     nothing = not ids and kit.offset(caches[-1]) == 0
-    kit.same_content(caches, case.caches() if nothing else left_behind(case, len(ids)))
+    kit.same_content(caches, case.caches() if nothing else left_over(case, len(ids)))
 
 
 def check_stats(decoder: Decoder, tokens: list[Token]) -> None:
@@ -187,7 +187,7 @@ def test_an_interrupt_at_every_line(case: Case) -> None:
     assert not failures, "\n".join(failures)
 
 
-def test_a_settle_that_is_broken_off_hands_the_list_back_and_ends_the_text() -> None:
+def test_a_settle_that_is_broken_off_returns_the_list_and_ends_the_text() -> None:
     decoder = Case("qwen3_5").decoder(Ticker())
     caches = kit.stock_caches("qwen3_5")
     running = decoder.generate(kit.PROMPT, COUNT, caches)
@@ -202,7 +202,7 @@ def test_a_settle_that_is_broken_off_hands_the_list_back_and_ends_the_text() -> 
     kit.check_tokens("qwen3_5", [*kit.PROMPT, *ids, *kit.SECOND], second)
 
 
-def test_a_cache_that_cannot_be_handed_back_is_put_into_the_list_as_it_is() -> None:
+def test_a_cache_that_cannot_be_returned_is_put_into_the_list_as_it_is() -> None:
     model = kit.get("dense").model
     caches: list[object] = [*model.make_cache(position=5)]
     objects = list(caches)

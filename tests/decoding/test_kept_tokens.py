@@ -15,8 +15,8 @@ from speculate import Decoder, Fixed, Off, Token
 from speculate.protocols import Strategy
 from speculate.sampling.processors import Processor
 from speculate.testing import ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
+from tests.support import reference as kit
+from tests.support import tiny
 
 VOCAB: Final = 8000
 ROW: Final = 4 * VOCAB
@@ -127,7 +127,7 @@ def test_half_a_text_is_held_while_the_run_goes_on() -> None:
     assert active() - before < ROW
 
 
-def test_tokens_that_nobody_keeps_cost_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_are_not_kept_cost_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
     contiguous = mx.contiguous
 

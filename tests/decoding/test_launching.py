@@ -12,10 +12,10 @@ import pytest
 from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, PromptLookup
 from speculate.protocols import Round, Strategy
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.heads import with_head
-from tests.decoding.watched import WatchedModel
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.mtp_heads import with_head
+from tests.support.recording import WatchedModel
 
 NAMES: Final = (*kit.PROMISED, "lfm2")
 
@@ -37,7 +37,7 @@ def test_a_round_without_drafts_launches_the_next_step_before_it_is_read(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_launched_ahead_is_in_no_cache_that_is_given_back(name: str) -> None:
+def test_what_was_launched_ahead_is_in_no_cache_that_is_returned(name: str) -> None:
     for emitted in (1, 2, 5):
         for end in (Decoder.settle, None):
             caches = kit.stock_caches(name)

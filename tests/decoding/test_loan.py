@@ -16,7 +16,7 @@ from mlx_lm.models.cache import save_prompt_cache, trim_prompt_cache
 from speculate import Decoder, Fixed, Off
 from speculate.errors import CacheOnLoanError, CannotRewindError, OptionError
 from speculate.protocols import Rollbackable
-from tests.decoding import kit
+from tests.support import reference as kit
 
 
 def fixed(name: str, depth: int = 3) -> Fixed:

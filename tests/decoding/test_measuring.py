@@ -25,12 +25,12 @@ from speculate.decoding.cost_probe import REPEATS, ROWS
 from speculate.protocols import Costs, Forward, Plan, Proposer, Round, Strategy
 from speculate.strategies.adaptive import PROBE_MIN_TOKENS
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.heads import with_head, with_knowing_head
 from tests.decoding.test_abstaining import Abstaining
-from tests.decoding.watched import Broken, PassingModel, Tick, Ticker, WatchedProposer, quiet
-from tests.proposers.laws import check_draft_model, check_head
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.expected_drafts import check_draft_model, check_head
+from tests.support.mtp_heads import with_head, with_knowing_head
+from tests.support.recording import Broken, PassingModel, Tick, Ticker, WatchedProposer, quiet
 
 FAMILIES: Final = (*tiny.FAMILIES, *tiny.MORE)
 
@@ -253,7 +253,7 @@ def test_a_text_of_one_token_and_one_that_is_closed_then_measure_nothing(tmp_pat
 
 
 @pytest.mark.parametrize("emitted", [1, 2, 3])
-def test_settled_before_and_behind_it(emitted: int, tmp_path: Path) -> None:
+def test_settled_before_and_after_it(emitted: int, tmp_path: Path) -> None:
     caches = kit.stock_caches("qwen3_5")
     model = Named(kit.get("qwen3_5").model)
     decoder = Decoder(model, Adaptive(drafts(), PromptLookup(), cache_folder=tmp_path))

@@ -12,11 +12,11 @@ import pytest
 
 from speculate import Adaptive, Decoder, Fixed, SpeculateError
 from speculate.protocols import Costs, Draft
-from tests import tiny
-from tests.decoding import kit
-from tests.sampling.toys import Drafting
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.table_models import Drafting
 
-LAW = mx.full((1, tiny.VOCAB), -1.0)
+LOGPROBS = mx.full((1, tiny.VOCAB), -1.0)
 TWO = mx.array([1, 2])
 
 
@@ -30,18 +30,24 @@ ODD: dict[str, tuple[Draft, str]] = {
     "two rows": (odd(TWO[None]), r"drafted \(1, 2\) mlx.core.int32: .*\(k,\) integers"),
     "no integers": (odd(mx.array([1.0])), r"drafted \(1,\) mlx.core.float32"),
     "truth values": (odd(mx.array([True])), "mlx.core.bool: .*integers"),
-    "fewer laws": (odd(TWO, [LAW]), "1 entries in Draft.laws for 2 tokens"),
-    "more laws": (odd(TWO, [LAW] * 3), "3 entries in Draft.laws for 2 tokens"),
-    "laws in one array": (odd(TWO, mx.concatenate([LAW, LAW])), "an? array in Draft.laws"),
+    "fewer laws": (odd(TWO, [LOGPROBS]), "1 entries in Draft.laws for 2 tokens"),
+    "more laws": (odd(TWO, [LOGPROBS] * 3), "3 entries in Draft.laws for 2 tokens"),
+    "laws in one array": (
+        odd(TWO, mx.concatenate([LOGPROBS, LOGPROBS])),
+        "an? array in Draft.laws",
+    ),
     "numbers for laws": (odd(TWO, [None, 0.5]), "returned a float in Draft.laws"),
-    "a law without its axis": (odd(TWO, [LAW[0], None]), r"returned \(64,\)"),
-    "a law of nothing": (odd(TWO, [LAW[:, :0], None]), r"returned \(1, 0\)"),
-    "a law of two rows": (odd(TWO, [None, mx.concatenate([LAW, LAW])]), r"returned \(2, 64\)"),
+    "a law without its axis": (odd(TWO, [LOGPROBS[0], None]), r"returned \(64,\)"),
+    "a law of nothing": (odd(TWO, [LOGPROBS[:, :0], None]), r"returned \(1, 0\)"),
+    "a law of two rows": (
+        odd(TWO, [None, mx.concatenate([LOGPROBS, LOGPROBS])]),
+        r"returned \(2, 64\)",
+    ),
     "a law in half precision": (
-        odd(TWO, [LAW.astype(mx.float16), None]),
+        odd(TWO, [LOGPROBS.astype(mx.float16), None]),
         r"returned \(1, 64\) mlx.core.float16 .*in float32",
     ),
-    "a law of integers": (odd(TWO, [LAW.astype(mx.int32), None]), "mlx.core.int32"),
+    "a law of integers": (odd(TWO, [LOGPROBS.astype(mx.int32), None]), "mlx.core.int32"),
 }
 
 

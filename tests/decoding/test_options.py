@@ -15,8 +15,8 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make
 from speculate import Decoder, DraftModel, Fixed, Off, Token
 from speculate.errors import OptionError
 from speculate.testing import ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
+from tests.support import reference as kit
+from tests.support import tiny
 
 # Rows of 32 numbers, since quantised groups hold no fewer.
 WIDE: Final = "wide_heads"

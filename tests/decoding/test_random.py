@@ -9,10 +9,10 @@ import pytest
 from speculate import Decoder, DraftModel, MTPChain, Token
 from speculate.protocols import Proposer
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.heads import KnowingHead
-from tests.decoding.watched import Broken, GuidedModel, Ticker, WatchedProposer
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.mtp_heads import KnowingHead
+from tests.support.recording import Broken, GuidedModel, Ticker, WatchedProposer
 
 COUNT = 10
 

@@ -9,8 +9,8 @@ import pytest
 from speculate import Decoder, Fixed, Off
 from speculate.errors import CacheOnLoanError
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
-from tests.decoding.watched import WatchedProposer
+from tests.support import reference as kit
+from tests.support.recording import WatchedProposer
 
 COUNT = 10
 PATTERNS = (None, 0, 1, "each")

@@ -17,9 +17,9 @@ from speculate.errors import DecoderBusyError
 from speculate.protocols import Proposer, Strategy
 from speculate.sampling.processors import Processor
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
-from tests.decoding.heads import with_head
-from tests.decoding.watched import GuidedModel, WatchedProposer
+from tests.support import reference as kit
+from tests.support.mtp_heads import with_head
+from tests.support.recording import GuidedModel, WatchedProposer
 
 
 def drafting(name: str, depth: int = 3) -> Decoder:
@@ -176,7 +176,7 @@ def test_a_head_goes_on_in_another_thread() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
-def test_every_token_in_a_thread_of_its_own_whoever_drafts(name: str) -> None:
+def test_every_token_in_a_thread_of_its_own_with_any_proposer(name: str) -> None:
     # Who waits, because another one drafts, waits for arrays of threads that are gone.
     tiny = with_head(name)
     head, small = MTPChain(), DraftModel(kit.get("qwen3_5").model, name="small")

@@ -11,7 +11,7 @@ from pytest import approx
 from speculate import Adaptive, Decoder, Fixed, Off, Stats
 from speculate.decoding import generation
 from speculate.protocols import Costs, Plan, Proposer, Round
-from tests.decoding import kit
+from tests.support import reference as kit
 
 
 def counted(*rounds: Round) -> Stats:
@@ -33,8 +33,8 @@ def drafted(
     )
 
 
-def plain(seconds: float, predicted: float | None = None, told: float | None = None) -> Round:
-    return Round(0, None, 0, 0, 0, 1, False, seconds, 0, predicted, plain_seconds=told)
+def plain(seconds: float, predicted: float | None = None, forecast: float | None = None) -> Round:
+    return Round(0, None, 0, 0, 0, 1, False, seconds, 0, predicted, plain_seconds=forecast)
 
 
 def test_seconds_of_all_rounds_and_of_each_proposers() -> None:
@@ -90,7 +90,7 @@ def test_predictions_that_come_true_are_the_actual_speedup() -> None:
     assert stats.predicted_speedup == approx(stats.actual_speedup)
 
 
-def test_the_adaptive_strategy_tells_what_it_expects() -> None:
+def test_the_adaptive_strategy_reports_what_it_expects() -> None:
     costs = Costs(0, {1: 0.25, 9: 0.25}, {"scripted": 0.0})
     rounds: list[Round] = []
     script = kit.scripted("dense", kit.PROMPT, 40, kit.always(None))
@@ -133,7 +133,7 @@ class Telling:
         """Nothing to learn."""
 
 
-def test_a_round_has_what_its_own_plan_told() -> None:
+def test_a_round_has_what_its_own_plan_expected() -> None:
     rounds: list[Round] = []
     script = kit.scripted("dense", kit.PROMPT, 20, kit.always(1))
     decoder = Decoder(kit.get("dense").model, Telling(script), observer=rounds.append)

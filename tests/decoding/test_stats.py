@@ -12,9 +12,9 @@ from mlx import nn
 from speculate import Decoder, Fixed, Off, Stats
 from speculate.protocols import Round
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.watched import WatchedProposer
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.recording import WatchedProposer
 
 
 def test_counters_of_a_written_out_example() -> None:
@@ -62,7 +62,7 @@ def test_rounds_without_drafts_count_no_draft(depth: int) -> None:
     assert stats.acceptance_rate == 0.0
 
 
-def test_counters_are_of_the_newest_call() -> None:
+def test_counters_are_of_the_latest_call() -> None:
     script = kit.scripted("dense", kit.PROMPT, 10, kit.always(None))
     decoder = Decoder(kit.get("dense").model, Fixed(script, 2))
     list(decoder.generate(kit.PROMPT, 6))

@@ -14,9 +14,9 @@ from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
 from speculate import Decoder, DraftModel, Fixed
 from speculate.testing import ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.watched import WatchedProposer
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.recording import WatchedProposer
 
 ROOT: Final = Path(__file__).parents[2]
 NAMES: Final = (*kit.PROMISED, "lfm2")
@@ -94,7 +94,7 @@ import mlx.core as mx
 mx.set_default_device(mx.cpu)
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import load_prompt_cache
-from tests import tiny
+from tests.support import tiny
 
 folder, *names = sys.argv[1:]
 for name in names:

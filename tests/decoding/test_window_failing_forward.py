@@ -6,14 +6,7 @@ import pytest
 
 from speculate import speculation
 from speculate.models.adapter import StockAdapter
-from tests.backends.breaking import (
-    FEED_FORWARD,
-    Fuse,
-    PartFailedError,
-    check_failed_forward,
-    fused,
-)
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     ALL,
     FAMILIES,
     Caches,
@@ -26,6 +19,13 @@ from tests.backends.driving import (
     model,
     speculate_all,
     stock,
+)
+from tests.support.failing_layers import (
+    FEED_FORWARD,
+    Fuse,
+    PartFailedError,
+    check_failed_forward,
+    fused,
 )
 
 TEXT = ids(12, seed=1)
@@ -42,9 +42,9 @@ INSIDE = [
     ("lfm2", 3, "self_attn.out_proj"),
 ]
 """Before, between and after what a layer writes into its cache."""
-BEHIND = [(family, 1, FEED_FORWARD.get(family, "mlp")) for family in ALL]
-BEHIND += [(family, 0, "mlp") for family in FAMILIES]
-BEHIND += [(family, len(stock(family).layers) - 1, "mlp") for family in FAMILIES]
+AFTER = [(family, 1, FEED_FORWARD.get(family, "mlp")) for family in ALL]
+AFTER += [(family, 0, "mlp") for family in FAMILIES]
+AFTER += [(family, len(stock(family).layers) - 1, "mlp") for family in FAMILIES]
 
 
 def fails(driven: StockAdapter, fuse: Fuse, caches: Caches, width: int = 3) -> None:
@@ -54,12 +54,12 @@ def fails(driven: StockAdapter, fuse: Fuse, caches: Caches, width: int = 3) -> N
     fuse.blown = False
 
 
-@pytest.mark.parametrize(("family", "layer", "part"), [*INSIDE, *BEHIND])
+@pytest.mark.parametrize(("family", "layer", "part"), [*INSIDE, *AFTER])
 def test_in_a_window(family: str, layer: int, part: str) -> None:
     check_failed_forward(family, layer, part)
 
 
-@pytest.mark.parametrize(("family", "layer", "part"), [*INSIDE, *BEHIND])
+@pytest.mark.parametrize(("family", "layer", "part"), [*INSIDE, *AFTER])
 def test_outside_of_a_window(family: str, layer: int, part: str) -> None:
     check_failed_forward(family, layer, part, window=False)
 
@@ -105,7 +105,7 @@ def test_on_empty_caches(family: str) -> None:
     assert_same(holding(caches), holding(cold(model(family), TEXT)[1]), "after all")
 
 
-def test_owed_tokens_are_still_owed() -> None:
+def test_tokens_to_replay_are_still_to_replay() -> None:
     driven, fuse = fused("lfm2", 2, "feed_forward")
     caches = cold(driven, TEXT)[1]
     with speculation(caches) as window:

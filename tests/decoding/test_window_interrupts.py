@@ -11,8 +11,8 @@ import pytest
 
 from speculate import speculation
 from speculate.errors import RewindError
-from tests.backends.driving import assert_equal, batch, cold, feed, ids, model, stock
-from tests.decoding.interrupting import Interrupter
+from tests.support.cache_contents import assert_equal, batch, cold, feed, ids, model, stock
+from tests.support.interrupts import Interrupter
 
 TEXT: Final = ids(12, seed=1)
 KEPT: Final = ids(6, seed=2)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.backends.layers import KINDS
-from tests.decoding.window_machine import WindowMachine
+from tests.support.caches_by_kind import KINDS
+from tests.support.window_machine import WindowMachine
 
 
 def run(kind: str, examples: int, steps: int, *, derandomize: bool) -> None:

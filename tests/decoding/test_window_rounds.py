@@ -6,8 +6,8 @@ import pytest
 
 from speculate import speculation
 from speculate.testing.models import ROUNDS
-from tests import tiny
-from tests.backends.driving import (
+from tests.support import tiny
+from tests.support.cache_contents import (
     ALL,
     CUT_ANYWHERE,
     FAMILIES,
@@ -21,7 +21,7 @@ from tests.backends.driving import (
     ids,
     model,
 )
-from tests.decoding.window_contracts import Contracts
+from tests.support.model_contracts import Contracts
 
 
 def drafts(accepted: tuple[int, ...], depth: int = 3) -> list[tuple[int, int]]:
@@ -42,7 +42,7 @@ def test_the_second_rewind_in_a_row(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", [*HYBRIDS, "qwen3_5_moe", "lfm2"])
-def test_recurrent_layers_behind_attention(family: str) -> None:
+def test_recurrent_layers_after_attention(family: str) -> None:
     """Replaying a recurrent layer over rows of its own lets attention see other rows."""
     driven = model(family)
     if family.startswith("qwen3_5"):

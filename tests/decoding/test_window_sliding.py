@@ -14,8 +14,8 @@ from speculate import SpeculativeModel
 from speculate.models.adapter import StockAdapter
 from speculate.protocols import Rollbackable
 from speculate.testing.models import ROUNDS
-from tests import tiny
-from tests.backends.driving import (
+from tests.support import tiny
+from tests.support.cache_contents import (
     Caches,
     adapted,
     assert_close,
@@ -32,8 +32,8 @@ from tests.backends.driving import (
     stock,
     trim_all,
 )
-from tests.decoding.watched import PassingModel
-from tests.decoding.window_contracts import Contracts
+from tests.support.model_contracts import Contracts
+from tests.support.recording import PassingModel
 
 
 @cache
@@ -102,7 +102,7 @@ def test_prefill_longer_than_the_buffer(prompt: int) -> None:
     contracts.test_rejected_tokens_leave_no_trace([prompt - 1], ROUNDS[::3])
 
 
-def test_a_block_as_long_as_the_recorded_window_can_be_taken_back() -> None:
+def test_a_block_as_long_as_the_recorded_window_can_be_rewound() -> None:
     for prompt in (12, 200):
         caches = cold(model("gpt_oss"), ids(prompt))[1]
         before = holding(caches)
@@ -117,7 +117,7 @@ def test_a_block_as_long_as_the_recorded_window_can_be_taken_back() -> None:
 # Rows that mlx-lm's own window has lost.
 
 
-def test_a_window_that_stock_wrapped_goes_back_as_far_as_its_rows() -> None:
+def test_a_window_that_stock_wrapped_rewinds_as_far_as_its_rows() -> None:
     """12 tokens in a ring of 8: what was overwritten is refused, what was fed since is not."""
     driven, text = model("gpt_oss"), ids(14)
     wrapped = make_prompt_cache(stock("gpt_oss"))

@@ -16,7 +16,7 @@ import speculate
 from speculate import SpeculateError, speculation
 from speculate.backends.group import group_of
 from speculate.errors import CannotRewindError, OptionError, RewindError
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     ALL,
     FAMILIES,
     assert_equal,
@@ -35,7 +35,7 @@ TEXT = ids(12, seed=1)
 
 
 @pytest.mark.parametrize("family", ALL)
-def test_leaving_without_keep_puts_everything_back(family: str) -> None:
+def test_leaving_without_keep_restores_everything(family: str) -> None:
     caches = cold(model(family), TEXT)[1]
     before = holding(caches)
     with speculation(caches) as window:
@@ -49,7 +49,7 @@ def test_leaving_without_keep_puts_everything_back(family: str) -> None:
 
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
-def test_an_exception_goes_back_to_the_last_keep(family: str, error: type[BaseException]) -> None:
+def test_an_exception_rewinds_to_the_last_keep(family: str, error: type[BaseException]) -> None:
     caches = cold(model(family), TEXT)[1]
     with pytest.raises(error), speculation(caches) as window:
         feed(model(family), caches, TEXT[:3])
@@ -136,7 +136,7 @@ def test_members_that_were_fed_fewer_keep_what_they_have() -> None:
         target, draft = (cold(model(f), TEXT)[1] for f in ("qwen3_5", "gpt_oss"))
 
 
-def test_a_layer_without_its_records_goes_back_to_the_kept_point() -> None:
+def test_a_layer_without_its_records_rewinds_to_the_kept_point() -> None:
     """The window holds on to that point itself, and what is kept behind it is fed again."""
     target, draft = (cold(model(family), TEXT)[1] for family in ("qwen3_5", "dense"))
     with speculation(target, draft) as window:
@@ -151,7 +151,7 @@ def test_a_layer_without_its_records_goes_back_to_the_kept_point() -> None:
         assert_equal(logits, cold(model(family), text)[0][-1], family)
 
 
-def test_a_list_that_cannot_go_back_does_not_hold_up_the_others() -> None:
+def test_a_list_that_cannot_rewind_does_not_hold_up_the_others() -> None:
     """Leaving: the error is the caller's own, and every other list is at its kept point."""
     target, draft = (cold(model(family), TEXT)[1] for family in ("qwen3_5", "dense"))
     before = holding(draft)
@@ -166,7 +166,7 @@ def test_a_list_that_cannot_go_back_does_not_hold_up_the_others() -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_5", "gpt_oss", "lfm2"])
 @pytest.mark.parametrize("widths", [[90], [1] * 90, [30] * 5], ids=["1x90", "90x1", "5x30"])
-def test_more_than_the_recorded_window_goes_back_or_is_refused_before(
+def test_more_than_the_recorded_window_is_rewound_or_refused_before(
     family: str, widths: list[int]
 ) -> None:
     """Noticed before anything is written, never after."""
@@ -184,7 +184,7 @@ def test_more_than_the_recorded_window_goes_back_or_is_refused_before(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_trim_inside_of_a_window_does_not_reach_behind_its_kept_point(family: str) -> None:
+def test_a_trim_inside_of_a_window_does_not_reach_before_its_kept_point(family: str) -> None:
     """What was there before could not come back: the rows would be written over."""
     caches = cold(model(family), TEXT)[1]
     before = holding(caches)

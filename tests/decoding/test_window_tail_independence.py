@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from speculate import speculation
-from tests import tiny
-from tests.backends.driving import (
+from tests.support import tiny
+from tests.support.cache_contents import (
     CUT_ANYWHERE,
     FAMILIES,
     HYBRIDS,
@@ -21,7 +21,7 @@ from tests.backends.driving import (
     speculate_all,
     trim_all,
 )
-from tests.decoding.window_contracts import Contracts
+from tests.support.model_contracts import Contracts
 
 
 @pytest.mark.parametrize("family", CUT_ANYWHERE)
@@ -99,7 +99,7 @@ def test_a_block_longer_than_the_recorded_window_is_cut(family: str) -> None:
 
 
 @pytest.mark.parametrize("build", [tiny.dense, tiny.hybrid])
-def test_quantised_rows_are_taken_back_exactly(build: type) -> None:
+def test_quantised_rows_are_rewound_exactly(build: type) -> None:
     """Of a model whose attention caches are quantised as mlx-lm does it."""
     from mlx_lm.generate import maybe_quantize_kv_cache
     from mlx_lm.models.cache import make_prompt_cache

@@ -10,7 +10,7 @@ import speculate as sp
 from examples.own_loop import decode
 from speculate import SpeculativeModel
 from speculate.testing import ToyModel
-from tests.backends.driving import model
+from tests.support.cache_contents import model
 
 
 @pytest.mark.parametrize(

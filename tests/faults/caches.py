@@ -20,7 +20,6 @@ from speculate.errors import RewindError, SpeculateError
 from speculate.models.gated_delta import FusedReplay, KeptStates, ResumePoint
 from speculate.protocols import Entries, Rollbackable
 from speculate.testing import CacheTests
-from tests.backends.driving import cold, feed, ids, model
 from tests.backends.test_kinds import (
     TestRows,
     TestState,
@@ -38,6 +37,7 @@ from tests.models.test_families import (
     TestQwen35,
     TestQwen35Folded,
 )
+from tests.support.cache_contents import cold, feed, ids, model
 
 
 class PartTests(CacheTests):
@@ -121,7 +121,7 @@ class TrimIgnoresTheGroup(Rows):
     "`hand_back` fills a new cache, and the caller's list keeps an empty one.",
     caught_by="test_adopting_and_handing_back_move_the_content",
 )
-class AnotherObjectIsHandedBack(Rows):
+class AnotherObjectIsReturned(Rows):
     def hand_back(self) -> object:
         self.source = None
         return super().hand_back()
@@ -305,7 +305,7 @@ class TrimIsClamped:
     "A cache handed back keeps the whole buffer alive.",
     caught_by="test_a_cache_handed_back_keeps_no_larger_buffer_alive",
 )
-class AViewOfTheBufferIsHandedBack:
+class AViewOfTheBufferIsReturned:
     suite = TestWindow
 
     @staticmethod

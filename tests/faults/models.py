@@ -14,9 +14,9 @@ from speculate.backends.group import group_of, join
 from speculate.models.adapter import DenseAdapter
 from speculate.protocols import Forward, Rollbackable, StockModel
 from speculate.testing import ModelTests, ToyModel
-from tests import tiny
-from tests.decoding.watched import PassingModel
 from tests.faults.planting import Patch, fault
+from tests.support import tiny
+from tests.support.recording import PassingModel
 
 
 class Stock:

@@ -33,7 +33,7 @@ from tests.sampling.test_conformance import (
     TestRejection,
 )
 
-LAW = Distribution(Sampling(temperature=0.8, seed=3), 3)
+DISTRIBUTION = Distribution(Sampling(temperature=0.8, seed=3), 3)
 """The distribution of every faulty sampler."""
 
 
@@ -43,7 +43,7 @@ class RuleTests(SamplerTests):
     part: ClassVar[Callable[[Distribution], AcceptanceRule]]
 
     def make_sampler(self) -> Sampler:
-        return TokenSampler(type(self).part(LAW), Processors(()))
+        return TokenSampler(type(self).part(DISTRIBUTION), Processors(()))
 
 
 class RejectionTests(RuleTests):
@@ -57,7 +57,7 @@ def trust_draft_distributions(patch: Patch) -> None:
     right = acceptance.draft_probabilities
 
     def trusting(draft: Draft, width: int) -> mx.array:
-        laws = [law for law in draft.laws if law is not None]
+        laws = [distribution for distribution in draft.laws if distribution is not None]
         return mx.exp(mx.concatenate(laws)) if laws else right(draft, width)
 
     patch.setattr(acceptance, "draft_probabilities", trusting)
@@ -88,20 +88,20 @@ class RejectionTrustsDistributions:
 class LikelyDraftsAreAccepted:
     suite = RuleTests
 
-    def __init__(self, law: Distribution) -> None:
-        self._inner = ExactMatch(Coupled(law))
+    def __init__(self, distribution: Distribution) -> None:
+        self._inner = ExactMatch(Coupled(distribution))
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
         return self._inner.choose(logits, position)
 
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
-        judged = self._inner.verify(logits, positions, draft)
+        verified = self._inner.verify(logits, positions, draft)
         k = draft.tokens.shape[0]
         if k == 0:
-            return judged
+            return verified
         p = mx.softmax(logits[:k], axis=-1)
         stands = mx.take_along_axis(p, draft.tokens[:, None], axis=-1)[:, 0] > 0.2
-        return Verification(accepted_prefix(stands), judged.tokens)
+        return Verification(accepted_prefix(stands), verified.tokens)
 
 
 @fault(
@@ -152,15 +152,15 @@ class GlobalNoise:
 class NoiseIsGlobal(ExactMatch):
     suite = RuleTests
 
-    def __init__(self, law: Distribution) -> None:
+    def __init__(self, distribution: Distribution) -> None:
         super().__init__(GlobalNoise())
 
 
 class CountingNoise:
     """Keys noise by the number of rows seen instead of the position."""
 
-    def __init__(self, law: Distribution) -> None:
-        self._inner = Coupled(law)
+    def __init__(self, distribution: Distribution) -> None:
+        self._inner = Coupled(distribution)
         self._used = 0
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
@@ -178,8 +178,8 @@ class CountingNoise:
 class NoiseIsKeyedByConsumption(ExactMatch):
     suite = RuleTests
 
-    def __init__(self, law: Distribution) -> None:
-        super().__init__(CountingNoise(law))
+    def __init__(self, distribution: Distribution) -> None:
+        super().__init__(CountingNoise(distribution))
 
 
 @fault(

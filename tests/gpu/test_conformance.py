@@ -19,12 +19,12 @@ from tests.backends.test_kinds import TestQuantisedRows as TestQuantisedRows
 from tests.backends.test_kinds import TestState as TestState
 from tests.backends.test_kinds import TestWindow as TestWindow
 from tests.backends.test_kinds import TestWindowWithSinks as TestWindowWithSinks
-from tests.gpu import families
 from tests.sampling.test_conformance import TestBlocks as TestBlocks
 from tests.sampling.test_conformance import TestCallable as TestCallable
 from tests.sampling.test_conformance import TestCoupled as TestCoupled
 from tests.sampling.test_conformance import TestCoupledWithAllFilters as TestCoupledWithAllFilters
 from tests.sampling.test_conformance import TestRejection as TestRejection
+from tests.support import gpu_models
 
 
 class Rounded:
@@ -42,7 +42,7 @@ class Family(Rounded, ModelTests):
 
     @pytest.fixture(autouse=True)
     def chosen(self, tolerance: float) -> None:
-        self.model = families.usable(self.name, tolerance)
+        self.model = gpu_models.usable(self.name, tolerance)
 
     def make_model(self) -> SpeculativeModel:
         return self.model
@@ -88,7 +88,7 @@ class TestToyHead(Rounded, HeadTests):
 class TestBundledHead(Rounded, HeadTests):
     @pytest.fixture(autouse=True)
     def loaded(self) -> None:
-        model = families.model("bundled hybrid")
+        model = gpu_models.model("bundled hybrid")
         assert model.head is not None
         self.head, self.vocab_size = model.head, model.vocab_size
         hidden = model.forward(mx.array([[1]]), model.make_cache()).hidden
@@ -105,7 +105,7 @@ class TestToyChain(Rounded, ProposerTests):
 
 class TestBundledChain(TestToyChain):
     def target(self) -> SpeculativeModel:
-        return families.model("bundled hybrid")
+        return gpu_models.model("bundled hybrid")
 
 
 class TestToyDraft(Rounded, ProposerTests):

@@ -9,27 +9,26 @@ import pytest
 
 from speculate import verify
 from speculate.testing import assert_lossless
-from tests import tiny
-from tests.cli.running import run
-from tests.gpu import families
+from tests.support import gpu_models, tiny
+from tests.support.command_runs import run
 
 TEXT: Final = random.Random(3).choices(range(tiny.VOCAB), k=300)
 
 
-@pytest.mark.parametrize("name", [*families.TINY, *families.BUNDLED])
+@pytest.mark.parametrize("name", [*gpu_models.TINY, *gpu_models.BUNDLED])
 def test_a_drafter_that_is_wrong_in_chosen_places_changes_nothing(
     name: str, tolerance: float
 ) -> None:
     """Depths from 0 to 9 in random order; each round's logits are a cold prefill's."""
-    model = families.usable(name, tolerance)
+    model = gpu_models.usable(name, tolerance)
     prompts = [TEXT[:1], TEXT[:70]]
     assert_lossless(model, prompts=prompts, tokens=60, depths=range(10), tolerance=tolerance)
 
 
-@pytest.mark.parametrize("name", families.TINY)
+@pytest.mark.parametrize("name", gpu_models.TINY)
 def test_what_is_rejected_shows_in_no_bit(name: str) -> None:
     """Two walks of equal blocks that take back other tokens."""
-    found = verify.check_tails(verify.VerificationTarget(families.model(name), TEXT))
+    found = verify.check_tails(verify.VerificationTarget(gpu_models.model(name), TEXT))
     assert found.compared > 200
     assert not found.differences
 

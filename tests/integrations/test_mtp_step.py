@@ -8,9 +8,9 @@ from mlx_lm.sample_utils import make_sampler
 
 from speculate.errors import HeadNotFoundError, OptionError
 from speculate.integrations.mlx_lm import mtp_generate_step
-from tests.decoding import kit
-from tests.decoding.heads import with_head, with_knowing_head
-from tests.integrations.steps import check_on_loan, ids
+from tests.support import reference as kit
+from tests.support.mtp_heads import with_head, with_knowing_head
+from tests.support.paired_caches import check_on_loan, ids
 
 PROMPT = mx.array(kit.PROMPT)
 HEADED = ("qwen3_5", "qwen3_5_wrapped", "qwen3_next", "qwen3_5_moe")

@@ -16,10 +16,10 @@ from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_sam
 from speculate import adapt
 from speculate.errors import OptionError, PromptError, VocabularyMismatchError
 from speculate.integrations.mlx_lm import mtp_generate_step, speculative_generate_step
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.heads import with_head
-from tests.integrations.steps import PAIRS, both_caches, check_both, ids
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.mtp_heads import with_head
+from tests.support.paired_caches import PAIRS, both_caches, check_both, ids
 
 PROMPT = mx.array(kit.PROMPT)
 
@@ -143,7 +143,7 @@ def test_a_list_for_the_target_alone(target: str, filled: int) -> None:
     kit.check_holds(target, caches, (*before, *kit.PROMPT, *found))
 
 
-def test_a_half_that_was_behind_stays_behind_and_nothing_is_lost() -> None:
+def test_a_half_with_a_backlog_keeps_it_and_nothing_is_lost() -> None:
     before = kit.text_of(9)
     caches = both_caches("qwen3_5", "small_dense")
     kit.feed("qwen3_5", caches[:4], before)

@@ -10,7 +10,7 @@ from speculate import SpeculativeModel
 from speculate.protocols import StockModel
 from speculate.testing import ModelTests
 from speculate.testing.models import ROUNDS
-from tests.backends.driving import model, stock
+from tests.support.cache_contents import model, stock
 
 
 class Family(ModelTests):
@@ -75,6 +75,6 @@ VARIANTS = [TestQwen35Wrapped, TestQwen35Experts, TestQwen3, TestQwen3NextFolded
 
 
 @pytest.mark.parametrize("suite", VARIANTS)
-def test_variants_say_and_take_back_what_they_ought_to(suite: type[Family]) -> None:
+def test_variants_say_and_rewind_what_they_ought_to(suite: type[Family]) -> None:
     suite().test_logits_equal_those_of_mlx_lm()
     suite().test_rejected_tokens_leave_no_trace([7], ROUNDS[::2])

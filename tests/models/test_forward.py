@@ -13,8 +13,8 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from speculate.errors import UnsupportedModelError
-from tests import tiny
-from tests.backends.driving import (
+from tests.support import tiny
+from tests.support.cache_contents import (
     ALL,
     EVERY,
     adapted,

@@ -7,8 +7,8 @@ from typing import ClassVar
 from speculate.protocols import MTPHead
 from speculate.testing import HeadTests, ToyHead
 from speculate.testing.toy import WIDTH
-from tests import tiny
-from tests.decoding.heads import with_head
+from tests.support import tiny
+from tests.support.mtp_heads import with_head
 
 
 class TestToyHead(HeadTests):

@@ -16,7 +16,7 @@ from speculate.checkpoints import HeadTensors
 from speculate.errors import HeadMismatchError, OptionError, UnsupportedModelError
 from speculate.models.mtp import Feed, Packing, build_head
 from speculate.protocols import MTPHead
-from tests.checkpoints import tiny
+from tests.support import checkpoint_files as tiny
 
 
 @attrs.frozen
@@ -132,7 +132,7 @@ def test_a_quantised_head_takes_blocks_as_single_steps() -> None:
     assert equal(steps(head, hidden, tokens, [1] * 12), steps(head, hidden, tokens, [12]))
 
 
-def test_rows_taken_back_leave_no_trace() -> None:
+def test_rows_rewound_leave_no_trace() -> None:
     head, (hidden, tokens) = attach(tiny.make_model(), tiny.make_head(layers=2)), tiny.rows(9)
     cache = head.make_cache()
     head.step(hidden[:, :7], tokens[:, :7], cache)

@@ -16,8 +16,8 @@ from speculate.models.adapter import StockAdapter
 from speculate.models.gated_delta import cheapest
 from speculate.models.stock import GatedDeltaLayer
 from speculate.protocols import DefersRollback, Recurrence, StockModel
-from tests import tiny
-from tests.backends.driving import (
+from tests.support import tiny
+from tests.support.cache_contents import (
     Caches,
     adapted,
     assert_equal,
@@ -126,8 +126,8 @@ def run_by_stock(caches: Caches, window: sp.Window) -> Caches:
     undo = [cache.checkpoint() for cache in caches]
     expected = cold(model(FOLDED), [*TEXT, *BLOCK[:2], 7])[0][-1]
     assert_equal(stock(FOLDED)(batch([7]), cache=caches)[0, -1], expected, "mlx-lm's model")
-    for go_back in undo:
-        go_back()
+    for rewind in undo:
+        rewind()
     return caches
 
 
@@ -141,7 +141,7 @@ def test_whatever_comes_between_a_note_and_the_next_block(
         check_goes_on(meanwhile(caches, window))
 
 
-def test_a_window_that_closes_leaves_the_note_to_whoever_comes_next() -> None:
+def test_a_window_that_closes_leaves_the_note_to_the_next_forward() -> None:
     with noted() as (caches, _):
         pass
     check_goes_on(caches)

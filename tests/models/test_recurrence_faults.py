@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 
 from speculate import Fixed, speculation
-from tests.decoding import kit
 from tests.faults import caches as caches
 from tests.faults.planting import planted
 from tests.models.test_families import Family
+from tests.support import reference as kit
 
 ROUNDS: Final = "test_rejected_tokens_leave_no_trace"
 SEVERAL: Final = "test_a_rewind_spans_several_forwards"
@@ -20,16 +20,16 @@ AGAIN: Final = "test_a_block_is_trimmed_in_several_steps"
 LOSSLESS: Final = "test_output_is_that_of_plain_decoding"
 STOCK: Final = "test_mlx_lm_continues_from_a_models_caches"
 DECODING: Final = "decoding"
-HANDED_BACK: Final = "handed back"
+RETURNED: Final = "handed back"
 
 CAUGHT_BY: Final = {
-    "PickedStateIsOneLate": (ROUNDS, SEVERAL, CUTS, AGAIN, LOSSLESS, DECODING, HANDED_BACK),
-    "PickedStateIsOneEarly": (ROUNDS, SEVERAL, CUTS, AGAIN, LOSSLESS, DECODING, HANDED_BACK),
+    "PickedStateIsOneLate": (ROUNDS, SEVERAL, CUTS, AGAIN, LOSSLESS, DECODING, RETURNED),
+    "PickedStateIsOneEarly": (ROUNDS, SEVERAL, CUTS, AGAIN, LOSSLESS, DECODING, RETURNED),
     "FusedRowsAreOneMore": (ROUNDS, LOSSLESS, DECODING),
     "FusedRowsAreOneFewer": (ROUNDS, LOSSLESS, DECODING),
     "TheFusedBlockIsForgotten": (ROUNDS, LOSSLESS, DECODING),
-    "ReplayedRowsAreOneMore": (ROUNDS, STOCK, HANDED_BACK),
-    "ReplayedRowsAreOneFewer": (ROUNDS, STOCK, HANDED_BACK),
+    "ReplayedRowsAreOneMore": (ROUNDS, STOCK, RETURNED),
+    "ReplayedRowsAreOneFewer": (ROUNDS, STOCK, RETURNED),
 }
 """For each fault, the contracts that catch it, and other checks that do."""
 
@@ -40,7 +40,7 @@ def decoding(name: str) -> None:
     kit.check_tokens(name, kit.PROMPT, kit.decode(name, Fixed(proposer, 3), count=12))
 
 
-def handed_back(name: str) -> None:
+def returned(name: str) -> None:
     """Compare the caches that mlx-lm gets after a rejection."""
     caches, text = kit.stock_caches(name), kit.text_of(9)
     with speculation(caches) as window:
@@ -50,7 +50,7 @@ def handed_back(name: str) -> None:
 
 
 def run(suite: type[Family], check: str) -> None:
-    others = {DECODING: decoding, HANDED_BACK: handed_back}
+    others = {DECODING: decoding, RETURNED: returned}
     if check in others:
         others[check](suite.name)
     else:
@@ -60,7 +60,7 @@ def run(suite: type[Family], check: str) -> None:
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_folded"])
 def test_without_a_fault_every_check_passes(name: str) -> None:
     decoding(name)
-    handed_back(name)
+    returned(name)
 
 
 @pytest.mark.parametrize("fault", CAUGHT_BY)

@@ -66,7 +66,7 @@ def test_built_in_families_need_no_metadata(name: Name, architecture: str) -> No
     assert architecture in supported()
 
 
-def test_an_unknown_family_is_not_told_to_name_the_dense_adapter(name: Name) -> None:
+def test_an_unknown_family_is_not_asked_to_name_the_dense_adapter(name: Name) -> None:
     with pytest.raises(UnsupportedModelError, match="no adapter drives 'gemma'") as caught:
         factory_for(gemma.Model)
     said = str(caught.value)

@@ -14,9 +14,9 @@ from speculate.backends.arrays import RewindableArraysCache
 from speculate.models import gated_delta
 from speculate.models.gated_delta import MAX_FUSED_TOKENS, BlockRecord, FusedReplay, KeptStates
 from speculate.protocols import Deferred
-from tests.backends.driving import Caches, cold, feed, ids, model
-from tests.decoding import kit
-from tests.decoding.watched import WatchedModel
+from tests.support import reference as kit
+from tests.support.cache_contents import Caches, cold, feed, ids, model
+from tests.support.recording import WatchedModel
 
 WAYS: Final = ("qwen3_5", "qwen3_5_folded")
 DELTA_LAYERS: Final = 2
@@ -81,7 +81,7 @@ def test_rejections_in_a_row_do_not_add_up_without_bound(runs: list[int]) -> Non
     assert 1 <= len(extra) <= 60 * 2 / (MAX_FUSED_TOKENS - 1)
 
 
-def test_single_steps_are_taken_back_without_a_replay(runs: list[int]) -> None:
+def test_single_steps_are_rewound_without_a_replay(runs: list[int]) -> None:
     """As a draft model's are: each has left its state."""
     caches = cold(model("qwen3_5_folded"), ids(9))[1]
     runs.clear()

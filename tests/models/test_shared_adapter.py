@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import speculate as sp
 from speculate.protocols import StockModel
-from tests.tiny import VOCAB, spread
+from tests.support.tiny import VOCAB, spread
 
 DENSE = {
     "hidden_size": 32,
@@ -49,7 +49,7 @@ def make_qwen3_moe() -> Module:
 
 
 @pytest.mark.parametrize("make", [make_qwen2, make_qwen3_moe])
-def test_blocks_equal_the_stock_forward_and_go_back(make: Callable[[], Module]) -> None:
+def test_blocks_equal_the_stock_forward_and_rewind(make: Callable[[], Module]) -> None:
     stock = make()
     model = sp.adapt(cast(StockModel, stock))
     text = [(7 * i * i + 3) % VOCAB for i in range(45)]

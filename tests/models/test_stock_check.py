@@ -21,7 +21,8 @@ from speculate.models import registry
 from speculate.models.adapter import DenseAdapter, StockAdapter
 from speculate.models.stock_check import CHUNKS, check_against_stock
 from speculate.protocols import Forward
-from tests import tiny, words
+from tests.support import tiny
+from tests.support import tokenizers as words
 
 SHAPE: dict[str, object] = {
     "hidden_size": 32,

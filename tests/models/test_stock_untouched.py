@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from speculate import speculation
 from speculate.models.adapter import StockAdapter
-from tests.backends.driving import (
+from tests.support.cache_contents import (
     ALL,
     EVERY,
     adapted,
@@ -26,7 +26,7 @@ from tests.backends.driving import (
     model,
     stock,
 )
-from tests.models.untouched import FAMILIES, rows
+from tests.support.stock_snapshot import FAMILIES, rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,8 +40,8 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, str]:
             [
                 sys.executable,
                 "-m",
-                "tests.on_cpu",
-                "tests.models.untouched",
+                "tests.support.on_cpu",
+                "tests.support.stock_snapshot",
                 str(folder / f"{mode}.safetensors"),
                 mode,
             ],

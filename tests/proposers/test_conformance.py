@@ -8,8 +8,8 @@ from speculate import DraftModel, MTPChain, PromptLookup, SpeculativeModel
 from speculate.protocols import Proposer
 from speculate.testing import ProposerTests, ScriptedProposer, ToyModel
 from speculate.testing._proposer_harness import repetitive
-from tests.decoding import kit
-from tests.decoding.heads import with_head
+from tests.support import reference as kit
+from tests.support.mtp_heads import with_head
 
 
 class TestToyChain(ProposerTests):

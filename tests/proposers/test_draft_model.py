@@ -12,10 +12,10 @@ from speculate import Decoder, DraftModel, Fixed
 from speculate.proposers import _chain
 from speculate.protocols import Round
 from speculate.testing import ScheduledStrategy
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.watched import GuidedModel, WatchedModel, WatchedProposer, wrong_after
-from tests.proposers.laws import check_draft_model
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.expected_drafts import check_draft_model
+from tests.support.recording import GuidedModel, WatchedModel, WatchedProposer, wrong_after
 
 DRAFTS: Final = ("small_dense", "qwen3_5", "qwen3_5_folded", "gpt_oss", "lfm2")
 TARGETS: Final = (*kit.PROMISED, "lfm2")

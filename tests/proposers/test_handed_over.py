@@ -11,9 +11,9 @@ from speculate.errors import OptionError
 from speculate.proposers import _chain
 from speculate.protocols import Rollbackable
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
-from tests.decoding.watched import GuidedModel, WatchedProposer
-from tests.proposers.laws import check_draft_model
+from tests.support import reference as kit
+from tests.support.expected_drafts import check_draft_model
+from tests.support.recording import GuidedModel, WatchedProposer
 
 DRAFTS = ("small_dense", "qwen3_5", "qwen3_5_folded", "gpt_oss", "lfm2")
 HANDED = product(DRAFTS, (1, 4, 5, 9), ("right", "wrong"))
@@ -77,7 +77,7 @@ def check_content(draft: str, layers: list[Rollbackable], text: list[int]) -> No
 
 
 @pytest.mark.parametrize("draft", ["small_dense", "qwen3_5"])
-def test_a_prefill_that_is_broken_off_takes_a_cache_handed_over_back_too(
+def test_a_prefill_that_is_broken_off_rewinds_a_cache_handed_over_too(
     draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_chain, "MAX_BACKLOG", 2)
@@ -105,7 +105,7 @@ def test_a_prefill_that_is_broken_off_takes_a_cache_handed_over_back_too(
     kit.check_holds(draft, [layer.hand_back() for layer in given], text)
 
 
-def test_a_new_text_does_not_go_on_behind_the_old_one_in_a_cache_handed_over() -> None:
+def test_a_new_text_does_not_continue_the_old_one_in_a_cache_handed_over() -> None:
     model = kit.get("dense").model
     given = model.make_cache()
     decoder = Decoder(model, Fixed(DraftModel(model, cache=given), 3))

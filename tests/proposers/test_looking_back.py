@@ -12,10 +12,10 @@ import pytest
 import speculate as sp
 from speculate.proposers import _chain
 from speculate.protocols import Forward, LooksBack, Proposer, Round
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.watched import PassingModel, WatchedProposer
-from tests.sampling.toys import TableModel
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.recording import PassingModel, WatchedProposer
+from tests.support.table_models import TableModel
 
 TURN: Final = (11, 12, 13, 14, 15, 16, 17, 18)
 """An earlier turn."""
@@ -52,7 +52,7 @@ def test_what_an_earlier_turn_said_is_found_where_the_caller_says_what_it_was(na
     assert not drafted(name, sp.PromptLookup(min_ngram=3), filled(name), ())[0].drafted
 
 
-def test_it_stays_in_step_with_the_text_however_much_it_was_told() -> None:
+def test_it_stays_in_step_with_the_text_however_much_it_was_given() -> None:
     for history in (TURN, TURN[-3:], (1, 2, 3, *TURN)):
         lookup, caches = sp.PromptLookup(), filled("qwen3_5")
         drafted("qwen3_5", lookup, caches, history)
@@ -64,21 +64,21 @@ class Listener(WatchedProposer):
 
     def __init__(self) -> None:
         super().__init__(sp.PromptLookup())
-        self.told: list[list[int]] = []
+        self.received: list[list[int]] = []
 
     def look_back(self, ids: Sequence[int], /) -> None:
-        self.told.append(list(ids))
+        self.received.append(list(ids))
 
 
-def test_a_decoder_that_was_there_itself_is_not_told_again() -> None:
+def test_a_decoder_that_was_there_itself_is_not_given_the_text_again() -> None:
     lookup = Listener()
     decoder = sp.Decoder(kit.get("qwen3_5").model, sp.Fixed(lookup, 4))
     caches = kit.stock_caches("qwen3_5")
     list(decoder.generate(TURN, 0, caches))
     list(decoder.generate(QUOTES, 4, caches, history=TURN))
-    assert lookup.told == []
+    assert lookup.received == []
     list(decoder.generate(QUOTES, 4, filled("qwen3_5"), history=TURN))
-    assert lookup.told == [list(TURN)]
+    assert lookup.received == [list(TURN)]
 
 
 def test_a_turn_that_was_given_up_and_is_tried_again_still_knows_the_earlier_one() -> None:
@@ -150,8 +150,8 @@ def test_a_history_that_lies_or_is_cut_short_costs_acceptance_alone(name: str) -
     model = kit.get(name).model
     true = resumed(name, model, LONG, LONG)
     for history in (LONG[::-1], LONG[:-1], LONG[1:], (7,), ()):
-        told = resumed(name, model, LONG, history)
-        assert told.accepted_tokens < true.accepted_tokens
+        received = resumed(name, model, LONG, history)
+        assert received.accepted_tokens < true.accepted_tokens
 
 
 def test_a_history_with_ids_that_the_draft_lacks_is_read_as_a_live_text_is() -> None:

@@ -13,11 +13,11 @@ import speculate as sp
 from speculate import DraftModel, MTPChain
 from speculate.protocols import Proposer
 from speculate.testing import ScheduledStrategy
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.heads import with_head
-from tests.decoding.watched import WatchedProposer
-from tests.proposers.scan import Scan, check_lookup
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.brute_force_lookup import Scan, check_lookup
+from tests.support.mtp_heads import with_head
+from tests.support.recording import WatchedProposer
 
 NAMES: Final = (*kit.PROMISED, *tiny.MORE)
 OFTEN: Final = Scan(longest=3, shortest=1)

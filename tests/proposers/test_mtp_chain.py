@@ -10,10 +10,10 @@ import pytest
 from speculate import Decoder, Fixed, MTPChain
 from speculate.proposers import _chain
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
-from tests.decoding.heads import with_head, with_knowing_head
-from tests.decoding.watched import WatchedProposer
-from tests.proposers.laws import check_head
+from tests.support import reference as kit
+from tests.support.expected_drafts import check_head
+from tests.support.mtp_heads import with_head, with_knowing_head
+from tests.support.recording import WatchedProposer
 
 WITH_HEADS: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 

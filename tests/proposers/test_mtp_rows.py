@@ -15,9 +15,9 @@ from speculate import Decoder, Fixed, MTPChain
 from speculate.proposers import _chain
 from speculate.protocols import Round
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests.decoding import kit
-from tests.decoding.heads import CHOOSE, KnowingHead, Row, with_knowing_head
-from tests.decoding.watched import Broken, Ticker, quiet, wrong_after
+from tests.support import reference as kit
+from tests.support.mtp_heads import CHOOSE, KnowingHead, Row, with_knowing_head
+from tests.support.recording import Broken, Ticker, quiet, wrong_after
 
 NAME: Final = "qwen3_5"
 NEXT: Final = 50

@@ -19,7 +19,7 @@ import speculate as sp
 from speculate._mx import to_ints
 from speculate.errors import OptionError
 from speculate.proposers import prompt_lookup
-from tests.proposers.scan import Scan, asked, generate, no_choice, told
+from tests.support.brute_force_lookup import Scan, asked, commit_of, generate, no_choice
 
 TEXTS: Final = st.integers(1, 5).flatmap(
     lambda size: st.lists(st.integers(0, size - 1), min_size=1, max_size=48)
@@ -38,10 +38,10 @@ def lookup(scan: Scan) -> sp.PromptLookup:
     return sp.PromptLookup(max_ngram=scan.longest, min_ngram=scan.shortest, window=scan.window)
 
 
-def behind(text: Sequence[int], limit: int, window: int | None = None) -> list[int]:
+def after(text: Sequence[int], limit: int, window: int | None = None) -> list[int]:
     proposer = sp.PromptLookup(window=window)
     if len(text) > 1:
-        proposer.commit(told(text[:-1]))
+        proposer.commit(commit_of(text[:-1]))
     return asked(proposer, text[-1], limit)
 
 
@@ -76,25 +76,25 @@ def test_drafts_are_those_of_a_scan(
     ],
 )
 def test_what_is_found(text: list[int], draft: list[int]) -> None:
-    assert behind(text, 6) == draft
-    assert behind(text, 2) == draft[:2]
+    assert after(text, 6) == draft
+    assert after(text, 2) == draft[:2]
 
 
 def test_only_the_window_is_searched() -> None:
     text = [1, 2, 3, 9, 8, 7, 1, 2, 3]
-    assert behind(text, 2, 9) == [9, 8]
+    assert after(text, 2, 9) == [9, 8]
     # Three tokens reach too far back, and then the last two of them still fit.
-    assert behind(text, 2, 8) == [9, 8]
-    assert behind(text, 2, 7) == []
+    assert after(text, 2, 8) == [9, 8]
+    assert after(text, 2, 7) == []
     # The last of the longest is out of the window; a shorter one is in it.
-    assert behind([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 1, 7) == [8]
+    assert after([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 1, 7) == [8]
 
 
 def test_ids_of_any_vocabulary() -> None:
     large = [262_143, 151_935, 2**32 - 2, 65_536]
-    assert behind([*large, 7, *large], 3) == [7, *large[:2]]
+    assert after([*large, 7, *large], 3) == [7, *large[:2]]
     # What differs in the high bits only is another token.
-    assert behind([1, 2, 3, 9, 1 + 2**16, 2 + 2**16], 3) == []
+    assert after([1, 2, 3, 9, 1 + 2**16, 2 + 2**16], 3) == []
 
 
 @pytest.mark.parametrize(
@@ -116,21 +116,21 @@ def test_options_that_cannot_be_used(options: dict[str, int], message: str) -> N
 
 def test_begin_forgets_and_later_tokens_alone_are_known() -> None:
     proposer = sp.PromptLookup()
-    proposer.commit(told([1, 2, 3, 4, 1, 2], newest=3))
+    proposer.commit(commit_of([1, 2, 3, 4, 1, 2], newest=3))
     proposer.begin(100)
     assert proposer.position() == 100
     assert asked(proposer, 3, 4) == []
-    proposer.commit(told([1, 2, 9]))
+    proposer.commit(commit_of([1, 2, 9]))
     assert proposer.position() == 103
     # Nothing of the other text, whose end was 1, 2, 3: what came there was 4.
     assert asked(proposer, 2, 4) == []
-    proposer.commit(told([1]))
+    proposer.commit(commit_of([1]))
     assert asked(proposer, 2, 4) == [9, 1, 2, 9]
 
 
-def test_a_newest_token_that_never_became_text_is_forgotten_with_settle() -> None:
+def test_a_last_token_that_never_became_text_is_forgotten_with_settle() -> None:
     proposer = sp.PromptLookup()
-    proposer.commit(told([1, 2, 5, 1, 3, 6, 1], newest=2))
+    proposer.commit(commit_of([1, 2, 5, 1, 3, 6, 1], newest=2))
     assert asked(proposer, 2, 1) == [5]
     # The target failed, and the caller goes on with another token.
     proposer.settle()
@@ -140,14 +140,14 @@ def test_a_newest_token_that_never_became_text_is_forgotten_with_settle() -> Non
 
 def test_asking_changes_nothing() -> None:
     proposer, text = sp.PromptLookup(), [1, 2, 3, 1, 2]
-    proposer.commit(told(text))
+    proposer.commit(commit_of(text))
     drafts = [asked(proposer, newest, 4) for newest in (3, 9, 3, 2, 3)]
     assert drafts == [Scan().draft([*text, newest], 4) for newest in (3, 9, 3, 2, 3)]
 
 
 def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     proposer, newest = sp.PromptLookup(), mx.array([2], dtype=mx.uint32)
-    commits = [told([1, 2, 3, 1, 2, 3], newest=1), told([1], newest=2, verdict=(2, 0))]
+    commits = [commit_of([1, 2, 3, 1, 2, 3], newest=1), commit_of([1], newest=2, verdict=(2, 0))]
 
     def refuse(*_: object) -> object:
         raise AssertionError("the host waits")
@@ -197,10 +197,10 @@ def test_a_token_of_a_long_text_costs_no_more_than_one_of_a_short_text() -> None
     rng, proposer = random.Random(0), sp.PromptLookup()
     quoted, newest = [rng.randrange(40_000) for _ in range(8)], mx.array([9], dtype=mx.uint32)
     seen = []
-    proposer.commit(told([*quoted, 9, *(rng.randrange(300) for _ in range(1000))]))
+    proposer.commit(commit_of([*quoted, 9, *(rng.randrange(300) for _ in range(1000))]))
     for fill in (0, 100_000):
-        proposer.commit(told([rng.randrange(40_000) for _ in range(fill)] or [0]))
-        once = told(quoted, newest=9, verdict=(7, 7))
+        proposer.commit(commit_of([rng.randrange(40_000) for _ in range(fill)] or [0]))
+        once = commit_of(quoted, newest=9, verdict=(7, 7))
         commit = steps(lambda once=once: proposer.commit(once))  # type: ignore[misc]
         propose = steps(lambda: proposer.propose(newest, 4, no_choice))
         # The occurrence is that far back, and no more of it is copied than asked for.
@@ -214,6 +214,6 @@ def test_a_token_of_a_long_text_costs_no_more_than_one_of_a_short_text() -> None
 
 def test_a_long_text_takes_little_memory() -> None:
     rng = random.Random(0)
-    text = told([rng.randrange(150_000) for _ in range(50_000)])
+    text = commit_of([rng.randrange(150_000) for _ in range(50_000)])
     # The worst case: no two n-grams are the same. A megabyte is 20 bytes a token.
     assert bytes_for(lambda: sp.PromptLookup().commit(text)) < 25_000_000

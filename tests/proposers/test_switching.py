@@ -10,11 +10,11 @@ import pytest
 from speculate import Decoder, DraftModel, MTPChain
 from speculate.protocols import Proposer
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests import tiny
-from tests.decoding import kit
-from tests.decoding.heads import with_head, with_knowing_head
-from tests.decoding.watched import WatchedProposer
-from tests.proposers.laws import check_draft_model, check_head
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.expected_drafts import check_draft_model, check_head
+from tests.support.mtp_heads import with_head, with_knowing_head
+from tests.support.recording import WatchedProposer
 
 NAME: Final = "qwen3_5"
 
@@ -83,7 +83,7 @@ def test_a_prompt_longer_than_may_wait_is_taken_in_by_all() -> None:
     check_draft_model(NAME, text, small)
 
 
-def test_every_proposer_hears_every_verdict() -> None:
+def test_every_proposer_is_notified_of_every_verdict() -> None:
     text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 12)]
     scripts = [
         WatchedProposer(ScriptedProposer(text, lambda _: 1, vocab_size=tiny.VOCAB, name=name))

@@ -17,11 +17,11 @@ from speculate._mx import to_ints
 from speculate.protocols import Choice, Commit, Forward
 from speculate.sampling.options import MODES, Mode
 from speculate.verify.drafters import model_drafter
-from tests.decoding import kit
-from tests.decoding.watched import PassingModel, WatchedProposer
-from tests.sampling.laws import distribution
 from tests.sampling.test_callables import START, TARGET, p_of_steps
-from tests.sampling.toys import TableModel, table, to_mx
+from tests.support import reference as kit
+from tests.support.exact_distributions import distribution
+from tests.support.recording import PassingModel, WatchedProposer
+from tests.support.table_models import TableModel, table, to_mx
 
 FEW: Final = 64
 MANY: Final = 80
@@ -94,7 +94,7 @@ class Named(Strict):
 
 @pytest.mark.parametrize("columns", [2, 3, 9])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_draft_of_fewer_or_more_ids_leaves_the_law(mode: Mode, columns: int) -> None:
+def test_a_draft_of_fewer_or_more_ids_leaves_the_distribution(mode: Mode, columns: int) -> None:
     sampling = Sampling(temperature=0.9, top_k=3, seed=1, mode=mode)
     draft = DraftModel(Named(TableModel(to_mx(table(3, columns)))))
     decoder = Decoder(Named(TableModel(to_mx(TARGET))), Fixed(draft, 2), sampling)

@@ -13,8 +13,8 @@ from speculate.errors import (
     VocabularyMismatchError,
 )
 from speculate.testing import ScheduledStrategy
-from tests import tiny
-from tests.decoding import kit
+from tests.support import reference as kit
+from tests.support import tiny
 
 
 def model(size: int, vocabulary: dict[str, int] | None = None) -> SpeculativeModel:

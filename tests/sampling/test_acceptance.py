@@ -11,9 +11,9 @@ import pytest
 
 from speculate import Sampling
 from speculate.sampling.options import MODES, Mode
-from tests.sampling.batched import Drafter, Setting, Texts, decode
-from tests.sampling.laws import Outcome, mean_accepted, overlap
-from tests.sampling.toys import table
+from tests.support.batched_sampling import Drafter, Setting, Texts, decode
+from tests.support.exact_distributions import Outcome, mean_accepted, overlap
+from tests.support.table_models import table
 
 TEXTS: Final = 20_000
 SIGMAS: Final = 5
@@ -43,7 +43,7 @@ def small(sampling: Sampling, depth: int, drafter: Drafter = "sampled") -> Setti
 
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_draft_stands_as_often_as_the_closed_form_says(mode: Mode, name: str) -> None:
+def test_a_draft_is_accepted_as_often_as_the_closed_form_says(mode: Mode, name: str) -> None:
     setting = Setting(sampling=attrs.evolve(FILTERS[name], mode=mode), depth=1)
     p, q = setting.p[setting.start], setting.q[setting.start]
     want = overlap(mode, p, q).sum()
@@ -53,11 +53,11 @@ def test_a_draft_stands_as_often_as_the_closed_form_says(mode: Mode, name: str) 
 
 @pytest.mark.parametrize("drafter", get_args(Drafter))
 @pytest.mark.parametrize("mode", MODES)
-def test_four_drafts_stand_as_often_as_all_rounds_together_say(
+def test_four_drafts_are_accepted_as_often_as_all_rounds_together_say(
     mode: Mode, drafter: Drafter
 ) -> None:
     setting = small(Sampling(temperature=0.9, mode=mode), 4, drafter)
-    outcomes = setting.round_law()
+    outcomes = setting.round_distribution()
     found = decode(setting, TEXTS).accepted.mean()
     allowed = SIGMAS * spread(outcomes) / math.sqrt(TEXTS)
     assert abs(found - mean_accepted(outcomes)) < allowed
@@ -74,7 +74,7 @@ def test_block_verification_accepts_no_less_than_rejection_in_theory(seed: int) 
                 target=table(seed, 3),
                 drafts=table(seed + 100, 3),
                 start=seed % 3,
-            ).round_law()
+            ).round_distribution()
         )
         for mode in modes
     )
@@ -91,14 +91,14 @@ def test_block_verification_accepts_more_than_rejection_and_coupling_least() -> 
     assert means["rejection"] > means["coupled"]
 
 
-def test_equal_laws_lose_no_draft() -> None:
+def test_equal_distributions_lose_no_draft() -> None:
     for mode in MODES:
         sampling = Sampling(temperature=0.9, mode=mode, top_p=0.9)
         setting = Setting(sampling=sampling, depth=4, target=table(1), drafts=table(1))
         assert decode(setting, 2000, 2).accepted.min() == 4
 
 
-def test_disjoint_laws_keep_none() -> None:
+def test_disjoint_distributions_keep_none() -> None:
     target, drafts = np.full((8, 8), -1e9), np.full((8, 8), -1e9)
     target[:, :4] = table(1)[:, :4]
     drafts[:, 4:] = table(2)[:, 4:]

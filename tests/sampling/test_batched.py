@@ -13,8 +13,8 @@ from speculate import Decoder, DraftModel, Fixed, Sampling
 from speculate.protocols import Proposer
 from speculate.sampling.noise import key
 from speculate.sampling.options import MODES, Mode
-from tests.sampling.batched import HISTORY, Drafter, Setting, decode, traced_key
-from tests.sampling.toys import LookupProposer, TableModel, to_mx
+from tests.support.batched_sampling import HISTORY, Drafter, Setting, decode, traced_key
+from tests.support.table_models import LookupProposer, TableModel, to_mx
 
 SEEDS: Final = 2
 ROUNDS: Final = 4

@@ -16,14 +16,14 @@ from speculate import Decoder, Fixed, Off, Sampling
 from speculate.protocols import Choice, Choose, Draft
 from speculate.sampling.acceptance import AcceptanceRule, Verification
 from speculate.sampling.options import MODES, Mode
-from tests.decoding import kit
-from tests.sampling import controls
-from tests.sampling.batched import RuleMaker, Setting, decode, rule_of
-from tests.sampling.laws import CHANCE, Floats, distribution, joint, p_value
 from tests.sampling.test_callables import START, TARGET, VOCAB, p_of_steps
-from tests.sampling.toys import Drafting, TableModel, table, to_mx
+from tests.support import biased_rules
+from tests.support import reference as kit
+from tests.support.batched_sampling import RuleMaker, Setting, decode, rule_of
+from tests.support.exact_distributions import CHANCE, Floats, distribution, joint, p_value
+from tests.support.table_models import Drafting, TableModel, table, to_mx
 
-BY_LAW: Final[tuple[Mode, ...]] = ("rejection", "block")
+BY_DISTRIBUTION: Final[tuple[Mode, ...]] = ("rejection", "block")
 TEXTS: Final = 4000
 NAN: Final = float("nan")
 
@@ -110,8 +110,8 @@ def p_of_texts(given: Setting) -> float:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("mode", BY_LAW)
-def test_a_draft_whose_law_is_broken_leaves_the_target_s(
+@pytest.mark.parametrize("mode", BY_DISTRIBUTION)
+def test_a_draft_with_a_broken_distribution_leaves_the_target_s(
     mode: Mode, name: str, places: tuple[int, ...]
 ) -> None:
     given = setting(mode, saying(name, places))
@@ -120,25 +120,27 @@ def test_a_draft_whose_law_is_broken_leaves_the_target_s(
     assert found.accepted.max() == places[0]
 
 
-@pytest.mark.parametrize("mode", BY_LAW)
-def test_what_stands_in_front_of_a_broken_draft_is_judged_as_a_block_of_its_own(
+@pytest.mark.parametrize("mode", BY_DISTRIBUTION)
+def test_what_comes_before_a_broken_draft_is_verified_as_a_block_of_its_own(
     mode: Mode,
 ) -> None:
     given = setting(mode, saying("not a number", (2,)))
     found = decode(given, TEXTS).round(0)
-    assert p_value(found, attrs.evolve(given, depth=2).round_law()) > CHANCE
+    assert p_value(found, attrs.evolve(given, depth=2).round_distribution()) > CHANCE
 
 
 @pytest.mark.parametrize(
     "name", ["half a distribution", "twice a distribution", "the token is impossible"]
 )
-def test_a_rule_that_judges_by_a_broken_law_is_refused(name: str) -> None:
-    wrong = setting("rejection", saying(name, (0, 1, 2), controls.AnyLawIsALaw), top_k=0)
+def test_a_rule_that_verifies_with_a_broken_distribution_is_refused(name: str) -> None:
+    wrong = setting(
+        "rejection", saying(name, (0, 1, 2), biased_rules.AnyDistributionIsBelieved), top_k=0
+    )
     assert p_of_texts(wrong) < CHANCE
 
 
-def test_a_rule_that_accepts_what_its_law_rules_out_is_refused() -> None:
-    wrong = setting("rejection", saying("not a number", (0, 1, 2), controls.PlainRejection))
+def test_a_rule_that_accepts_what_its_distribution_rules_out_is_refused() -> None:
+    wrong = setting("rejection", saying("not a number", (0, 1, 2), biased_rules.PlainRejection))
     assert p_of_texts(wrong) < CHANCE
 
 
@@ -206,8 +208,10 @@ def text_of(mode: Mode | None, draft: Callable[[int, int, Choose], Draft], count
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-@pytest.mark.parametrize("mode", BY_LAW)
-def test_drafts_of_any_ids_and_widths_leave_the_target_s_law(mode: Mode, name: str) -> None:
+@pytest.mark.parametrize("mode", BY_DISTRIBUTION)
+def test_drafts_of_any_ids_and_widths_leave_the_target_s_distribution(
+    mode: Mode, name: str
+) -> None:
     p: Floats = np.stack([distribution(row, Sampling(temperature=0.9)) for row in TARGET])
     assert p_of_steps(text_of(mode, DRAFTS[name](), 500), p) > 1e-6
 
@@ -221,7 +225,7 @@ def test_drafts_of_any_ids_and_widths_leave_the_same_text(mode: Mode | None, nam
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_that_is_filtered_is_emitted_behind_a_broken_draft(mode: Mode) -> None:
+def test_nothing_that_is_filtered_is_emitted_after_a_broken_draft(mode: Mode) -> None:
     sampling = Sampling(temperature=0.9, top_k=2, seed=1, mode=mode)
     decoder = Decoder(TableModel(to_mx(TARGET)), Fixed(Drafting(unlucky), 3), sampling)
     text = [START, *kit.ids_of(decoder.generate([START], 200))]

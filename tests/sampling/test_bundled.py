@@ -13,7 +13,7 @@ from speculate import SpeculativeModel
 from speculate.protocols import Proposer, Strategy
 from speculate.sampling.options import Mode
 from speculate.testing import ScheduledStrategy
-from tests.decoding import kit
+from tests.support import reference as kit
 
 PROMPT: Final = "def read_lines(path):\n"
 COUNT: Final = 32
@@ -54,7 +54,7 @@ def check(name: str, seed: int, depth: int) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_text_is_the_seed_s_whoever_drafts(name: str) -> None:
+def test_the_text_is_the_seed_s_with_any_proposer(name: str) -> None:
     check(name, seed=len(name), depth=len(name) - 2)
 
 

@@ -16,10 +16,18 @@ from speculate.sampling.acceptance import CallablePicker, SamplerCallable
 from speculate.sampling.options import Mode
 from speculate.sampling.processors import Processor
 from speculate.testing._sampler_harness import chi_square
-from tests.decoding import kit
-from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for
-from tests.sampling.laws import CHANCE, Floats, distribution
-from tests.sampling.toys import LookupProposer, TableModel, integer, ints, number, table, to_mx
+from tests.support import reference as kit
+from tests.support.drafters import COUNT, PROMPT, Case, headed, strategy_for
+from tests.support.exact_distributions import CHANCE, Floats, distribution
+from tests.support.table_models import (
+    LookupProposer,
+    TableModel,
+    integer,
+    ints,
+    number,
+    table,
+    to_mx,
+)
 
 VOCAB: Final = 4
 TARGET: Final = table(1, VOCAB)
@@ -57,7 +65,7 @@ def drafting() -> Fixed:
     return Fixed(DraftModel(TableModel(to_mx(0.7 * TARGET + 0.5 * table(2, VOCAB)))), 2)
 
 
-def test_a_sampler_s_rows_have_its_law() -> None:
+def test_a_sampler_s_rows_have_its_distribution() -> None:
     mx.random.seed(0)
     chooser = CallablePicker(make_sampler(temp=0.9, top_k=3))
     rows = mx.broadcast_to(to_mx(TARGET)[:1], (500, VOCAB))
@@ -69,7 +77,7 @@ def test_a_sampler_s_rows_have_its_law() -> None:
 @pytest.mark.parametrize(
     "strategy", [Off(), drafting(), Fixed(LookupProposer([1, 2, 3, 0]), 2)], ids=lambda _: ""
 )
-def test_a_sampler_keeps_its_law_whoever_drafts(strategy: Strategy) -> None:
+def test_a_sampler_keeps_its_distribution_with_any_proposer(strategy: Strategy) -> None:
     mx.random.seed(1)
     text = chain(strategy, make_sampler(temp=0.9, top_k=3), 600)
     assert p_of_steps(text, np.stack([distribution(row, OPTIONS) for row in TARGET])) > CHANCE
@@ -107,7 +115,7 @@ def flattened(tokens: mx.array, logits: mx.array) -> mx.array:
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 @pytest.mark.parametrize("who", ["drafted", "looked up"])
-def test_a_row_at_a_time_keeps_the_law(who: str, mode: Mode) -> None:
+def test_a_row_at_a_time_keeps_the_distribution(who: str, mode: Mode) -> None:
     strategy = drafting() if who == "drafted" else Fixed(LookupProposer([1, 2, 3, 0]), 2)
     sampling = Sampling(temperature=0.9, top_k=3, seed=5, mode=mode)
     text = chain(strategy, sampling, 600, (flattened,))

@@ -10,9 +10,9 @@ import pytest
 
 from speculate import Sampling
 from speculate.sampling.options import MODES, Mode
-from tests.sampling.batched import Drafter, Setting, decode
-from tests.sampling.laws import CHANCE, Outcome, joint, p_value
-from tests.sampling.toys import table
+from tests.support.batched_sampling import Drafter, Setting, decode
+from tests.support.exact_distributions import CHANCE, Outcome, joint, p_value
+from tests.support.table_models import table
 
 FILTERS: Final[dict[str, Sampling]] = {
     "no filter": Sampling(),
@@ -48,7 +48,7 @@ def check_beginnings(setting: Setting, texts: int, count: int, first_seed: int =
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("mode", MODES)
-def test_the_first_two_tokens_have_the_target_s_law(
+def test_the_first_two_tokens_have_the_target_s_distribution(
     mode: Mode, temperature: float, name: str, depth: int
 ) -> None:
     setting = Setting(sampling=options(name, temperature, mode), depth=depth)
@@ -60,7 +60,7 @@ def test_the_first_two_tokens_have_the_target_s_law(
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("mode", MODES)
-def test_the_law_over_half_a_million_rounds(
+def test_the_distribution_over_half_a_million_rounds(
     mode: Mode, temperature: float, name: str, depth: int
 ) -> None:
     setting = Setting(sampling=options(name, temperature, mode), depth=depth)
@@ -74,7 +74,7 @@ def test_the_law_over_half_a_million_rounds(
 
 @pytest.mark.parametrize("drafter", get_args(Drafter))
 @pytest.mark.parametrize("mode", MODES)
-def test_three_tokens_in_a_row_have_their_joint_law(mode: Mode, drafter: Drafter) -> None:
+def test_three_tokens_in_a_row_have_their_joint_distribution(mode: Mode, drafter: Drafter) -> None:
     sampling = Sampling(temperature=0.9, mode=mode, top_p=0.95)
     check_beginnings(Setting(sampling=sampling, depth=2, drafter=drafter), texts=8000, count=3)
 
@@ -82,7 +82,7 @@ def test_three_tokens_in_a_row_have_their_joint_law(mode: Mode, drafter: Drafter
 @pytest.mark.parametrize("drafter", get_args(Drafter))
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("mode", MODES)
-def test_tokens_given_how_many_were_accepted_have_their_law(
+def test_tokens_given_how_many_were_accepted_have_their_distribution(
     mode: Mode, depth: int, drafter: Drafter
 ) -> None:
     setting = Setting(
@@ -93,7 +93,7 @@ def test_tokens_given_how_many_were_accepted_have_their_law(
         drafts=0.6 * table(1, SMALL) + 0.6 * table(2, SMALL),
     )
     found = decode(setting, 10_000).round(0)
-    assert p_value(found, setting.round_law()) > CHANCE
+    assert p_value(found, setting.round_distribution()) > CHANCE
 
 
 @pytest.mark.parametrize("name", ["top_k", "top_p", "min_p"])
@@ -106,11 +106,11 @@ def test_filters_bind_drafts_and_target_alike_in_every_outcome(name: str, mode: 
         drafts=0.6 * table(1, SMALL) + 0.6 * table(2, SMALL),
     )
     found = decode(setting, 10_000).round(0)
-    assert p_value(found, setting.round_law()) > CHANCE
+    assert p_value(found, setting.round_distribution()) > CHANCE
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_later_rounds_have_the_law_too(mode: Mode) -> None:
+def test_later_rounds_have_the_distribution_too(mode: Mode) -> None:
     """The seventh and eighth token, whatever came before."""
     setting = Setting(
         sampling=Sampling(temperature=0.8, mode=mode),

@@ -13,7 +13,7 @@ from speculate import Sampling
 from speculate.protocols import Choice, Decision, Draft, Sampler
 from speculate.sampling.options import MODES, Mode
 from speculate.sampling.sampler import SamplerFactory
-from tests.sampling.toys import ints, to_mx, to_np
+from tests.support.table_models import ints, to_mx, to_np
 
 DEPTH: Final = 2
 VOCABULARIES: Final = (100, 8193, 151_936, 248_320)
@@ -31,11 +31,11 @@ def rows(width: int, seed: int, dtype: mx.Dtype = mx.float32) -> mx.array:
     return to_mx(generator.normal(size=(DEPTH + 1, width)) * 3, dtype)
 
 
-def decide(judge: Sampler, target: mx.array, drafts: mx.array) -> tuple[Draft, Decision]:
+def decide(subject: Sampler, target: mx.array, drafts: mx.array) -> tuple[Draft, Decision]:
     """One round in which the proposer's rows are `drafts`."""
-    picked = [judge.choose(drafts[index : index + 1], index) for index in range(DEPTH)]
+    picked = [subject.choose(drafts[index : index + 1], index) for index in range(DEPTH)]
     draft = Draft(tokens_of(picked), [choice.law for choice in picked])
-    return draft, judge.verify(mx.array([3], dtype=mx.uint32), draft, target)
+    return draft, subject.verify(mx.array([3], dtype=mx.uint32), draft, target)
 
 
 def tokens_of(picked: Sequence[Choice]) -> mx.array:
@@ -72,11 +72,11 @@ def test_real_vocabularies_are_decided_within_the_filters(
 @pytest.mark.parametrize("width", VOCABULARIES)
 def test_noise_picks_the_same_token_in_a_wider_padded_vocabulary(width: int) -> None:
     sampling = Sampling(temperature=1.0)
-    target, judge = rows(width, 1), sampler(sampling)
+    target, subject = rows(width, 1), sampler(sampling)
     padded = mx.pad(target, [(0, 0), (0, 276)], constant_values=-1e9)
     for row in range(DEPTH + 1):
-        one = judge.choose(target[row : row + 1], 0).token
-        assert mx.array_equal(one, judge.choose(padded[row : row + 1], 0).token).item()
+        one = subject.choose(target[row : row + 1], 0).token
+        assert mx.array_equal(one, subject.choose(padded[row : row + 1], 0).token).item()
 
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p", "xtc", "none"])
@@ -93,8 +93,8 @@ def test_masked_tokens_are_never_drawn_whatever_the_filter(mode: Mode, name: str
     legal = mx.arange(100) % 9 == 4
     target = mx.where(legal, target, -mx.inf)
     for seed in range(20):
-        judge = sampler(options[name], seed)
-        tokens = emitted(*decide(judge, target, rows(100, seed)))
+        subject = sampler(options[name], seed)
+        tokens = emitted(*decide(subject, target, rows(100, seed)))
         assert all(token % 9 == 4 for token in tokens)
 
 
@@ -112,65 +112,67 @@ def test_one_legal_token_is_the_one_that_comes(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_draft_outside_of_the_target_s_support_falls(mode: Mode) -> None:
+def test_a_draft_outside_of_the_target_s_support_is_rejected(mode: Mode) -> None:
     target = mx.where(mx.arange(100) < 50, rows(100, 1), -mx.inf)
     for seed in range(30):
-        judge = sampler(Sampling(temperature=1.0, mode=mode), seed)
+        subject = sampler(Sampling(temperature=1.0, mode=mode), seed)
         certain = Draft(mx.array([60, 61], dtype=mx.uint32))
-        decision = judge.verify(mx.array([3], dtype=mx.uint32), certain, target)
+        decision = subject.verify(mx.array([3], dtype=mx.uint32), certain, target)
         tokens = emitted(certain, decision)
         assert len(tokens) == 1
         assert tokens[0] < 50
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_token_that_the_filters_remove_falls_even_if_it_is_likely_without_them(
+def test_a_token_that_the_filters_remove_is_rejected_even_if_it_is_likely_without_them(
     mode: Mode,
 ) -> None:
     target = rows(100, 1)
     second = int(np.argsort(-to_np(target[0]))[1])
-    judge = sampler(Sampling(temperature=1.0, top_k=1, mode=mode))
+    subject = sampler(Sampling(temperature=1.0, top_k=1, mode=mode))
     certain = Draft(mx.array([second, 0], dtype=mx.uint32))
-    decision = judge.verify(mx.array([3], dtype=mx.uint32), certain, target)
+    decision = subject.verify(mx.array([3], dtype=mx.uint32), certain, target)
     assert emitted(certain, decision) == [int(to_np(target[0]).argmax())]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_equal_laws_keep_every_draft_and_never_run_out_of_a_residual(mode: Mode) -> None:
+def test_equal_distributions_keep_every_draft_and_never_run_out_of_a_residual(mode: Mode) -> None:
     target = rows(8193, 1)
     for seed in range(10):
-        judge = sampler(Sampling(temperature=1.0, mode=mode), seed)
-        draft, decision = decide(judge, target, target)
+        subject = sampler(Sampling(temperature=1.0, mode=mode), seed)
+        draft, decision = decide(subject, target, target)
         assert emitted(draft, decision)[:DEPTH] == ints(draft.tokens)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nearly_equal_laws_never_emit_what_has_no_chance(mode: Mode) -> None:
+def test_nearly_equal_distributions_never_emit_what_has_no_chance(mode: Mode) -> None:
     """The residual of the target's distribution is rounding alone here, and may be all zero."""
     target = mx.where(mx.arange(1000) < 500, rows(1000, 1), -mx.inf)
     for seed in range(30):
-        judge = sampler(Sampling(temperature=1.0, mode=mode), seed)
+        subject = sampler(Sampling(temperature=1.0, mode=mode), seed)
         close = target * (1 + 1e-7)
-        assert max(emitted(*decide(judge, target, close))) < 500
+        assert max(emitted(*decide(subject, target, close))) < 500
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_where_rounding_leaves_nothing_the_target_s_own_law_is_drawn_from(mode: Mode) -> None:
+def test_where_rounding_leaves_nothing_the_target_s_own_distribution_is_drawn_from(
+    mode: Mode,
+) -> None:
     target = mx.array([[-mx.inf, 0.0, 0.0], [0.0, 0.0, 0.0]])
     # Larger than the target's distribution everywhere, as rounding makes it, only more so.
     one = mx.log(mx.array([[0.0, 0.7, 0.7]]))
     after: list[int] = []
     for seed in range(60):
-        judge = sampler(Sampling(temperature=1.0, mode=mode), seed)
+        subject = sampler(Sampling(temperature=1.0, mode=mode), seed)
         draft = Draft(mx.array([1], dtype=mx.uint32), [one])
-        tokens = emitted(draft, judge.verify(mx.array([3], dtype=mx.uint32), draft, target))
+        tokens = emitted(draft, subject.verify(mx.array([3], dtype=mx.uint32), draft, target))
         after += tokens if len(tokens) == 1 else []
     assert set(after) == {1, 2}
 
 
 @pytest.mark.parametrize("wider", [-276, 276])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_draft_law_of_another_width_is_understood(mode: Mode, wider: int) -> None:
+def test_a_draft_distribution_of_another_width_is_understood(mode: Mode, wider: int) -> None:
     target = rows(1024, 1)
     drafts = rows(1024 + wider, 2)
     drafts[:, 700:] = -1e9
@@ -183,7 +185,7 @@ def test_a_draft_law_of_another_width_is_understood(mode: Mode, wider: int) -> N
 @pytest.mark.parametrize("temperature", [1e-4, 1e-2, 100.0])
 def test_extreme_temperatures_stay_finite(mode: Mode, temperature: float) -> None:
     target = rows(8193, 1)
-    judge = sampler(Sampling(temperature=temperature, mode=mode))
-    tokens = emitted(*decide(judge, target, target))
+    subject = sampler(Sampling(temperature=temperature, mode=mode))
+    tokens = emitted(*decide(subject, target, target))
     if temperature < 1e-3:
         assert tokens == np.argmax(to_np(target), axis=-1)[: len(tokens)].tolist()

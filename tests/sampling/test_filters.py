@@ -22,7 +22,7 @@ from speculate import Sampling
 from speculate.sampling import filters
 from speculate.sampling.filters import Distribution
 from speculate.sampling.processors import Processor, penalties
-from tests.sampling.toys import to_mx
+from tests.support.table_models import to_mx
 
 ROWS: Final = 40
 WIDTH: Final = 50

@@ -13,10 +13,10 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from speculate import Decoder, Sampling, Token
 from speculate.sampling.options import MODES, Mode
-from tests import tiny
-from tests.decoding import kit
-from tests.sampling.drafting import PROMPT, Case, headed, strategy_for
-from tests.sampling.toys import floats, integer
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.drafters import PROMPT, Case, headed, strategy_for
+from tests.support.table_models import floats, integer
 
 DRAFTERS: Final = ("mtp 3", "cousin 4", "right 5", "wrong by turns 4", "switching")
 END: Final = tiny.VOCAB - 1

@@ -12,11 +12,11 @@ from mlx_lm.generate import generate_step
 from speculate import Decoder, DraftModel, Fixed, Off, Sampling, Token
 from speculate.sampling.options import MODES, Mode
 from speculate.sampling.processors import Processor
-from tests import tiny
-from tests.decoding import kit
-from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for, text_of
 from tests.sampling.test_processors import by_mlx_lm, of_mlx_lm
-from tests.sampling.toys import TableModel, floats, number, table, to_mx
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.drafters import COUNT, PROMPT, Case, headed, strategy_for, text_of
+from tests.support.table_models import TableModel, floats, number, table, to_mx
 
 DRAFTERS: Final = ("mtp 3", "cousin 4", "right 3", "wrong by turns 3", "switching", "nobody")
 
@@ -107,7 +107,7 @@ def test_scores_may_be_read_after_the_run() -> None:
     assert len({number(token.logprobs[token.id]) for token in tokens}) > COUNT // 2
 
 
-def test_a_draft_that_stands_says_who_drafted_it_and_no_other_token_does() -> None:
+def test_an_accepted_draft_says_who_drafted_it_and_no_other_token_does() -> None:
     text = text_of(Case("qwen3_5", 0.0, "plain"))
     strategy = strategy_for("wrong by turns 3", Case("qwen3_5", 0.0, "plain"), [*PROMPT, *text])
     lengths: list[tuple[int, int]] = []
@@ -140,7 +140,7 @@ def test_flags_agree_with_the_counters(mode: Mode) -> None:
         assert sum(token.proposer == name for token in tokens) == counted.accepted_tokens
 
 
-def test_without_drafts_nobody_drafted() -> None:
+def test_without_drafts_no_proposer_is_named() -> None:
     for token in Decoder(kit.get("dense").model, Off()).generate(PROMPT, 5):
         assert not token.from_draft
         assert token.proposer is None

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from speculate.sampling import noise
 from speculate.sampling.noise import gumbel, hashes, key, uniform
 from speculate.testing._sampler_harness import chi_square
-from tests.sampling.laws import CHANCE
-from tests.sampling.toys import number
+from tests.support.exact_distributions import CHANCE
+from tests.support.table_models import number
 
 SEEDS: Final = (0, 1, 2, 42, 2**31, 2**63 - 1, -5)
 Words = NDArray[np.uint32]
@@ -144,7 +144,7 @@ def test_small_numbers_keep_their_precision(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(set(found.tolist())) == 1000
 
 
-def test_the_noise_has_gumbel_s_law() -> None:
+def test_the_noise_has_gumbel_s_distribution() -> None:
     found = np.array(gumbel([key(3, 1, position) for position in range(50)], 10_000))
     cells = np.floor(np.exp(-np.exp(-found.astype(np.float64))) * 200).astype(np.int64)
     assert p_uniform(np.clip(cells, 0, 199), 200) > CHANCE

@@ -16,9 +16,9 @@ from mlx_lm.sample_utils import make_logits_processors
 from speculate import Decoder, Off, Sampling
 from speculate.sampling.options import MODES, Mode
 from speculate.sampling.processors import Processor
-from tests import tiny
-from tests.decoding import kit
-from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.drafters import COUNT, PROMPT, Case, headed, strategy_for
 
 BUDGET: Final = 6
 DRAFTERS: Final = ("mtp 3", "cousin 4", "right 4", "wrong by turns 4", "switching", "nobody")
@@ -102,7 +102,7 @@ ALL: Final = [
 
 
 @pytest.mark.parametrize("case", kit.sampled(ALL, 20, seed=2))
-def test_the_text_is_mlx_lm_s_whoever_drafts(case: tuple[str, str, str, str]) -> None:
+def test_the_text_is_mlx_lm_s_with_any_proposer(case: tuple[str, str, str, str]) -> None:
     family, name, who, how = case
     text = by_mlx_lm(family, name)
     if how == "own":

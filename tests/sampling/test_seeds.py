@@ -15,9 +15,9 @@ from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, Sampling, Token
 from speculate.protocols import Proposer
 from speculate.sampling.options import MODES, Mode
 from speculate.testing import ScheduledStrategy
-from tests import tiny
-from tests.decoding import kit
-from tests.sampling.drafting import (
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.drafters import (
     COUNT,
     NAMES,
     OPTIONS,
@@ -28,7 +28,7 @@ from tests.sampling.drafting import (
     strategy_for,
     text_of,
 )
-from tests.sampling.toys import TableHead, TableModel, table, to_mx
+from tests.support.table_models import TableHead, TableModel, table, to_mx
 
 EVERYONE: Final = random.Random(0).sample(
     list(product((*kit.PROMISED, *tiny.MORE), TEMPERATURES, OPTIONS, NAMES)), 800
@@ -42,14 +42,14 @@ def decoded(case: Case, who: str, count: int = COUNT) -> list[int]:
 
 
 @pytest.mark.parametrize("case", kit.sampled(EVERYONE, 32, seed=1))
-def test_the_text_is_the_seed_s_whoever_drafts(case: tuple[str, float, str, str]) -> None:
+def test_the_text_is_the_seed_s_with_any_proposer(case: tuple[str, float, str, str]) -> None:
     family, temperature, name, who = case
     one = Case(family, temperature, name, seed=len(who) + int(10 * temperature))
     assert decoded(one, who) == text_of(one)
 
 
 @pytest.mark.parametrize("family", kit.PROMISED)
-def test_somebody_else_in_every_round_changes_nothing(family: str) -> None:
+def test_another_proposer_in_every_round_changes_nothing(family: str) -> None:
     case = Case(family, 1.0, "all")
     assert decoded(case, "switching") == text_of(case)
 
@@ -217,7 +217,7 @@ def test_a_draft_whose_vocabulary_is_padded_otherwise_loses_no_acceptance(paddin
 
 
 @pytest.mark.parametrize("name", ["plain", "top_k", "top_p", "min_p", "xtc"])
-def test_a_draft_with_the_target_s_own_law_is_always_right(name: str) -> None:
+def test_a_draft_with_the_target_s_own_distribution_is_always_right(name: str) -> None:
     """Filters and XTC's coins fall on both alike."""
     case = Case("qwen3_5", 1.0, name)
     decoder = Decoder(case.model, strategy_for("twin 4", case, []), case.sampling)

@@ -13,9 +13,9 @@ import pytest
 from speculate import Sampling
 from speculate.sampling.noise import gumbel, key
 from speculate.testing._sampler_harness import chi_square
-from tests.sampling.batched import Drafter, Setting, decode
-from tests.sampling.laws import CHANCE, distribution
-from tests.sampling.toys import table
+from tests.support.batched_sampling import Drafter, Setting, decode
+from tests.support.exact_distributions import CHANCE, distribution
+from tests.support.table_models import table
 
 SEEDS: Final = 10_000
 COUNT: Final = 4
@@ -35,7 +35,7 @@ OPTIONS: Final = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_ten_thousand_seeds_give_the_same_texts_whoever_drafts(name: str) -> None:
+def test_ten_thousand_seeds_give_the_same_texts_with_any_proposer(name: str) -> None:
     one = Setting(sampling=OPTIONS[name], depth=1, drafter="lookup")
     texts = decode(one, SEEDS, COUNT).beginnings(COUNT)
     others: tuple[tuple[Drafter, int], ...] = (("sampled", 3), ("greedy", 2))

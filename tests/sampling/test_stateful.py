@@ -12,10 +12,10 @@ from speculate import Decoder, Off, Sampling
 from speculate.errors import OptionError
 from speculate.sampling.options import MODES, Mode
 from speculate.sampling.processors import ForkableProcessor, Processor
-from tests import tiny
-from tests.decoding import kit
-from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for
-from tests.sampling.toys import integer
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support.drafters import COUNT, PROMPT, Case, headed, strategy_for
+from tests.support.table_models import integer
 
 DRAFTERS: Final = ("mtp 3", "cousin 4", "right 4", "wrong by turns 4", "switching", "nobody")
 SCRIPT: Final = (5, 9, 12, 7, 33, 21)
@@ -121,7 +121,7 @@ def test_each_text_starts_from_the_state_that_was_given(who: str) -> None:
 
 @pytest.mark.parametrize("mode", ["greedy", *MODES])
 @pytest.mark.parametrize("who", DRAFTERS)
-def test_an_automaton_is_never_asked_behind_its_end(
+def test_an_automaton_is_never_asked_after_its_end(
     who: str, mode: Mode | Literal["greedy"]
 ) -> None:
     """Drafts continue after it."""
@@ -140,7 +140,7 @@ def test_the_end_may_come_at_any_place_of_a_block(depth: int) -> None:
     assert kit.ids_of(found) == [*SCRIPT, END]
 
 
-def test_an_automaton_is_not_asked_behind_the_budget() -> None:
+def test_an_automaton_is_not_asked_after_the_budget() -> None:
     for who in DRAFTERS:
         decoder = decoder_for(who, [Automaton()], (*SCRIPT, END, 1, 2, 3, 4))
         found = decoder.generate(PROMPT, len(SCRIPT) + 1)
@@ -177,7 +177,7 @@ def test_an_object_that_cannot_be_forked_is_refused_by_its_name() -> None:
         assert "fork()" in str(caught.value)
 
 
-def test_forkable_is_told_by_its_methods() -> None:
+def test_forkable_is_recognised_by_its_methods() -> None:
     assert isinstance(Counting(), ForkableProcessor)
     assert not isinstance(Stateful(), ForkableProcessor)
 
@@ -191,20 +191,20 @@ def test_the_caller_s_object_is_the_one_that_works_in_the_first_text() -> None:
     assert counter.calls == 4
 
 
-def test_a_processor_that_raises_is_heard_and_leaves_the_cache_at_the_text() -> None:
-    class Told(Exception):
+def test_a_processor_that_raises_is_reported_and_leaves_the_cache_at_the_text() -> None:
+    class Broken(Exception):
         pass
 
     def refuse(tokens: mx.array, logits: mx.array) -> mx.array:
         if tokens.shape[0] == len(PROMPT) + 6:
-            raise Told
+            raise Broken
         return logits
 
     for who in DRAFTERS:
         caches = kit.stock_caches("qwen3_5")
         text = tuple(kit.truth("qwen3_5", PROMPT, COUNT))
         found: list[int] = []
-        with pytest.raises(Told):
+        with pytest.raises(Broken):
             for token in decoder_for(who, [refuse], text).generate(PROMPT, COUNT, caches):
                 found.append(token.id)
         assert found == list(text[: len(found)])

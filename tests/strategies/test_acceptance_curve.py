@@ -59,7 +59,7 @@ def test_a_draft_that_was_right_throughout_says_nothing_of_deeper_ones() -> None
     assert third / second == pytest.approx(0.95 * second / first, rel=0.02)
 
 
-def test_positions_behind_the_first_mistake_are_not_failures() -> None:
+def test_positions_after_the_first_mistake_are_not_failures() -> None:
     curve = learned(1.0, depth=3, drafts=40)
     for _ in range(20):
         curve.observe(3, 0)
@@ -83,7 +83,7 @@ def test_a_draft_that_was_compared_in_part_counts_so_far() -> None:
     assert curve.survival(2) == before
 
 
-def test_many_comparisons_at_once_are_as_good_as_one_by_one() -> None:
+def test_many_comparisons_at_once_are_equal_to_one_by_one() -> None:
     one, many = AcceptanceCurve(0.5), AcceptanceCurve(0.5)
     for _ in range(8):
         one.update(0, 1, 1)

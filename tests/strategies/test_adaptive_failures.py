@@ -15,7 +15,7 @@ from speculate import Adaptive
 from speculate.errors import OptionError
 from speculate.protocols import Costs, Hindsight, Outlook, Plan, Round, ToleratesFailures, UsesCosts
 from speculate.strategies.adaptive import PROBE_MIN_TOKENS
-from tests.strategies.world import PLAIN, Finder, Guesser, World
+from tests.support.simulated import PLAIN, Finder, Guesser, World
 
 COSTS = Costs(100, {1: 0.02, 2: 0.021, 5: 0.03}, {"mtp": 0.002})
 
@@ -101,7 +101,7 @@ def test_a_lookup_that_cannot_tell_is_left_alone_after_one_warning(
 
 
 @final
-class Telling(Guesser):
+class Reporting(Guesser):
     """A lookup that tells what it is given to tell."""
 
     def __init__(
@@ -111,47 +111,47 @@ class Telling(Guesser):
         behind: object = 0,
     ) -> None:
         super().__init__("lookup", 0.0, 1.0)
-        self._told = outlook, hindsight, behind
+        self._reported = outlook, hindsight, behind
 
     def outlook(self) -> Outlook:
-        return cast(Outlook, self._told[0])
+        return cast(Outlook, self._reported[0])
 
     def hindsight(self) -> Sequence[Hindsight]:
-        return cast("Sequence[Hindsight]", self._told[1])
+        return cast("Sequence[Hindsight]", self._reported[1])
 
     def behind(self) -> int:
-        return cast(int, self._told[2])
+        return cast(int, self._reported[2])
 
 
-NONSENSE: dict[str, tuple[Telling, str]] = {
-    "no outlook": (Telling(None), r"outlook\(\) .* NoneType"),
-    "a pair": (Telling((3, 16)), r"outlook\(\) .* tuple"),
-    "kind -1": (Telling(Outlook(-1, 4)), r"Outlook\.kind -1"),
-    "kind 2.5": (Telling(Outlook(cast(int, 2.5), 4)), r"Outlook\.kind 2\.5"),
-    "kind by place": (Telling(Outlook(10**400, 4)), r"Outlook\.kind 1000"),
-    "length -1": (Telling(Outlook(2, -1)), r"Outlook\.length -1"),
-    "length nan": (Telling(Outlook(2, cast(int, math.nan))), r"Outlook\.length nan"),
-    "no hindsight": (Telling(hindsight=None), r"hindsight\(\) .* NoneType"),
-    "numbers": (Telling(hindsight=[(3, 0, 1, 1)]), r"hindsight\(\) .* tuple"),
-    "hindsight's kind": (Telling(hindsight=[Hindsight(-1, 0, 1, 1)]), r"Hindsight\.kind -1"),
-    "position -1": (Telling(hindsight=[Hindsight(3, -1, 1, 1)]), r"Hindsight\.position -1"),
-    "far position": (Telling(hindsight=[Hindsight(3, 10**9, 1, 1)]), r"Hindsight\.position 10"),
-    "compared -1": (Telling(hindsight=[Hindsight(3, 0, -1, 0)]), r"Hindsight\.compared -1"),
-    "right -1": (Telling(hindsight=[Hindsight(3, 0, 1, -1)]), r"Hindsight\.right -1"),
-    "too much right": (Telling(hindsight=[Hindsight(3, 0, 1, 2)]), r"Hindsight\.right 2"),
+NONSENSE: dict[str, tuple[Reporting, str]] = {
+    "no outlook": (Reporting(None), r"outlook\(\) .* NoneType"),
+    "a pair": (Reporting((3, 16)), r"outlook\(\) .* tuple"),
+    "kind -1": (Reporting(Outlook(-1, 4)), r"Outlook\.kind -1"),
+    "kind 2.5": (Reporting(Outlook(cast(int, 2.5), 4)), r"Outlook\.kind 2\.5"),
+    "kind by place": (Reporting(Outlook(10**400, 4)), r"Outlook\.kind 1000"),
+    "length -1": (Reporting(Outlook(2, -1)), r"Outlook\.length -1"),
+    "length nan": (Reporting(Outlook(2, cast(int, math.nan))), r"Outlook\.length nan"),
+    "no hindsight": (Reporting(hindsight=None), r"hindsight\(\) .* NoneType"),
+    "numbers": (Reporting(hindsight=[(3, 0, 1, 1)]), r"hindsight\(\) .* tuple"),
+    "hindsight's kind": (Reporting(hindsight=[Hindsight(-1, 0, 1, 1)]), r"Hindsight\.kind -1"),
+    "position -1": (Reporting(hindsight=[Hindsight(3, -1, 1, 1)]), r"Hindsight\.position -1"),
+    "far position": (Reporting(hindsight=[Hindsight(3, 10**9, 1, 1)]), r"Hindsight\.position 10"),
+    "compared -1": (Reporting(hindsight=[Hindsight(3, 0, -1, 0)]), r"Hindsight\.compared -1"),
+    "right -1": (Reporting(hindsight=[Hindsight(3, 0, 1, -1)]), r"Hindsight\.right -1"),
+    "too much right": (Reporting(hindsight=[Hindsight(3, 0, 1, 2)]), r"Hindsight\.right 2"),
     "inf right": (
-        Telling(hindsight=[Hindsight(3, 0, 1, cast(int, math.inf))]),
+        Reporting(hindsight=[Hindsight(3, 0, 1, cast(int, math.inf))]),
         r"Hindsight\.right inf",
     ),
-    "behind -1": (Telling(behind=-1), r"behind\(\) -1"),
-    "behind None": (Telling(behind=None), r"behind\(\) None"),
-    "behind 0.5": (Telling(behind=0.5), r"behind\(\) 0\.5"),
-    "behind by far": (Telling(behind=10**400), "too large"),
+    "behind -1": (Reporting(behind=-1), r"behind\(\) -1"),
+    "behind None": (Reporting(behind=None), r"behind\(\) None"),
+    "behind 0.5": (Reporting(behind=0.5), r"behind\(\) 0\.5"),
+    "behind by far": (Reporting(behind=10**400), "too large"),
 }
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_one_that_tells_nonsense_is_left_alone_and_the_warning_says_what_it_told(
+def test_one_that_reports_nonsense_is_left_alone_and_the_warning_says_what_it_reported(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     chain, (lookup, message) = Guesser("mtp", 0.1, 0.9), NONSENSE[name]
@@ -167,15 +167,15 @@ def test_one_that_tells_nonsense_is_left_alone_and_the_warning_says_what_it_told
 @pytest.mark.parametrize(
     "lookup",
     [
-        Telling(Outlook(0, 0)),
-        Telling(Outlook(4, 10**9)),
-        Telling(hindsight=(Hindsight(3, 15, 0, 0), Hindsight(3, 0, 10**6, 10**6))),
-        Telling(behind=10**9),
+        Reporting(Outlook(0, 0)),
+        Reporting(Outlook(4, 10**9)),
+        Reporting(hindsight=(Hindsight(3, 15, 0, 0), Hindsight(3, 0, 10**6, 10**6))),
+        Reporting(behind=10**9),
     ],
     ids=["nothing", "endless", "much", "far behind"],
 )
-def test_one_that_tells_what_may_be_true_is_not_left_alone(
-    lookup: Telling, caplog: pytest.LogCaptureFixture
+def test_one_that_reports_what_may_be_true_is_not_left_alone(
+    lookup: Reporting, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(Guesser("mtp", 0.1, 0.9), lookup)
     with caplog.at_level(logging.WARNING, logger="speculate"):
@@ -195,7 +195,7 @@ def test_without_proposers_it_decodes_plainly(clock: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, 5e-324])
-def test_a_clock_that_stands_still_or_runs_wild_breaks_nothing(seconds: float) -> None:
+def test_a_clock_that_stops_or_runs_wild_breaks_nothing(seconds: float) -> None:
     chain, lookup = Guesser("mtp", 0.1, 0.9), Finder(0.5)
     for strategy in (Adaptive(chain, lookup, measure=False), Adaptive(chain, lookup, costs=COSTS)):
         for index in range(700):
@@ -270,7 +270,7 @@ def test_a_model_without_a_name_is_measured_in_every_process(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_short_texts_and_whoever_does_not_want_it_measure_nothing(tmp_path: Path) -> None:
+def test_short_texts_and_those_who_do_not_want_it_measure_nothing(tmp_path: Path) -> None:
     one = Guesser("mtp", 0.1, 0.9)
     short = Adaptive(one, cache_folder=tmp_path)
     assert not short.missing_costs("key", 100, PROBE_MIN_TOKENS - 1)
@@ -285,10 +285,10 @@ def test_short_texts_and_whoever_does_not_want_it_measure_nothing(tmp_path: Path
 
 
 def test_what_was_measured_is_used_at_once(tmp_path: Path) -> None:
-    dear = Costs(100, {1: 0.02, 2: 0.05, 9: 0.2}, {"mtp": 0.02})
+    expensive = Costs(100, {1: 0.02, 2: 0.05, 9: 0.2}, {"mtp": 0.02})
     cheap = Costs(100, {1: 0.02, 2: 0.02, 9: 0.02}, {"mtp": 0.0})
     depths = []
-    for costs in (dear, cheap):
+    for costs in (expensive, cheap):
         strategy = Adaptive(Guesser("mtp", 0.1, 0.9), cache_folder=tmp_path)
         assert strategy.missing_costs("key" + str(costs), 100, None)
         strategy.take_costs(costs)

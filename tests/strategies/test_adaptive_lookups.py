@@ -10,7 +10,7 @@ from speculate import Adaptive
 from speculate.protocols import Hindsight, Outlook, Round
 from speculate.strategies.acceptance import MIN_ONSET_AFTER_COPY, MatchOnset
 from speculate.strategies.estimates import PRIOR_ACCEPTANCE, PRIOR_CORRELATION, ProposerEstimate
-from tests.strategies.world import FLAT, Finder, Guesser, World
+from tests.support.simulated import FLAT, Finder, Guesser, World
 
 SEEDS: Final = range(5)
 NOTHING: Final = Outlook(0, 0)
@@ -92,7 +92,7 @@ def test_beginnings_are_counted_where_nothing_was_found_and_one_token_came() -> 
     assert found.kind == 2
 
 
-class Told(Guesser):
+class Scripted(Guesser):
     """A lookup that says how right its first drafts were, by kind, and has none."""
 
     def __init__(self, chances: dict[int, float]) -> None:
@@ -108,7 +108,7 @@ class Told(Guesser):
 
 def contender(chances: dict[int, float]) -> ProposerEstimate:
     """A lookup that was seen."""
-    made = ProposerEstimate(Told(chances))
+    made = ProposerEstimate(Scripted(chances))
     made.observe(Round(0, None, 0, 0, 0, 1, False))
     return made
 

@@ -10,7 +10,7 @@ import pytest
 from speculate import Adaptive
 from speculate.protocols import Costs, Round
 from speculate.strategies.adaptive import MAX_DEPTH, RETRY_AFTER_ROUNDS
-from tests.strategies.world import FLAT, PLAIN, STEEP, Finder, Guesser, World
+from tests.support.simulated import FLAT, PLAIN, STEEP, Finder, Guesser, World
 
 SEEDS: Final = range(6)
 

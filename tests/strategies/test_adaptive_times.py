@@ -12,7 +12,7 @@ from speculate import Adaptive
 from speculate.protocols import Costs, Round
 from speculate.strategies.adaptive import RETRY_AFTER_ROUNDS
 from speculate.strategies.cost_store import CostStore
-from tests.strategies.world import FLAT, PLAIN, STEEP, Guesser, World
+from tests.support.simulated import FLAT, PLAIN, STEEP, Guesser, World
 
 SEEDS: Final = range(5)
 TWICE: Final = {rows: time if rows == 1 else 2 * time for rows, time in FLAT.items()}
@@ -38,7 +38,7 @@ def plans(rounds: list[Round]) -> list[tuple[str | None, int]]:
 @pytest.mark.parametrize(
     "case", [(0.75, 0.1, 0.2), (0.8, 0.3, 0.6), (0.8, 0.2, 0.1), (0.75, 0.1, 1.0)], ids=str
 )
-def test_drafting_that_becomes_dearer_or_cheaper_is_noticed_within_32_rounds(
+def test_drafting_that_becomes_slower_or_faster_is_noticed_within_32_rounds(
     case: tuple[float, float, float], seed: int
 ) -> None:
     right, before, after = case
@@ -51,7 +51,7 @@ def test_drafting_that_becomes_dearer_or_cheaper_is_noticed_within_32_rounds(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_drafting_that_became_far_too_dear_is_given_up_and_tried_again(seed: int) -> None:
+def test_drafting_that_became_far_too_slow_is_given_up_and_tried_again(seed: int) -> None:
     world, guesser, strategy = settled(seed=seed)
     guesser.step = 1.0
     rounds = world.run(strategy, 300)
@@ -65,7 +65,7 @@ def test_drafting_that_became_far_too_dear_is_given_up_and_tried_again(seed: int
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("right", [0.5, 0.75, 0.95])
-def test_verification_that_becomes_dearer_is_noticed_within_32_rounds(
+def test_verification_that_becomes_slower_is_noticed_within_32_rounds(
     right: float, seed: int
 ) -> None:
     world, _, strategy = settled(right, seed=seed)
@@ -91,7 +91,7 @@ def test_a_machine_that_changes_as_a_whole_changes_nothing_after_two_plain_round
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.2])
-def test_it_changes_nothing_either_where_nobody_drafts(factor: float) -> None:
+def test_it_changes_nothing_either_without_drafts(factor: float) -> None:
     found = []
     for pace in (1.0, factor):
         world, _, strategy = settled(0.05, noise=0.0)
@@ -101,7 +101,7 @@ def test_it_changes_nothing_either_where_nobody_drafts(factor: float) -> None:
     assert found[0] == found[1]
 
 
-def test_where_nobody_is_right_hardly_anybody_drafts() -> None:
+def test_where_no_proposer_is_right_there_are_hardly_any_drafts() -> None:
     drafted = []
     for seed in range(24):
         world, _, strategy = settled(0.05, noise=0.0, seed=seed)
@@ -147,7 +147,7 @@ def test_a_first_draft_that_pages_weights_in_does_not_count(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_where_verification_is_steep_nobody_drafts(seed: int) -> None:
+def test_where_verification_is_steep_there_are_no_drafts(seed: int) -> None:
     guesser = Guesser("mtp", 0.1, 0.75)
     world = World(guesser, forward=STEEP, seed=seed)
     rounds = world.run(Adaptive(guesser, costs=world.costs()), 512)
@@ -198,7 +198,7 @@ def test_unknown_costs_begin_with_one_plain_round_and_are_learned(seed: int) -> 
 
 
 @pytest.mark.parametrize("costs", [None, Costs(0, {1: PLAIN, 9: 2 * PLAIN}, {"mtp": 0.002})])
-def test_a_fixed_clock_hears_of_no_time(costs: Costs | None) -> None:
+def test_a_fixed_clock_observes_no_time(costs: Costs | None) -> None:
     found = []
     for pace, noise in ((1.0, 0.0), (7.0, 0.5)):
         guesser = Guesser("mtp", 0.1 * pace, 0.8)

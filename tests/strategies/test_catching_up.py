@@ -8,18 +8,18 @@ import pytest
 
 from speculate import Adaptive
 from speculate.strategies.round_times import BATCHED_ROW_COST, MIN_BATCH_ROWS, RoundTimes
-from tests.strategies.world import PLAIN, Finder, Sleeper, World
+from tests.support.simulated import PLAIN, Finder, Sleeper, World
 
 SEEDS: Final = range(5)
 CHEAP: Final = 0.02
 """A token of a batch in steps, where a batch is bound by reading weights."""
-DEAR: Final = 0.2
+EXPENSIVE: Final = 0.2
 """The same where it is bound by arithmetic."""
 
 
-@pytest.mark.parametrize("row", [CHEAP, DEAR])
+@pytest.mark.parametrize("row", [CHEAP, EXPENSIVE])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_text_that_nobody_guesses_costs_what_has_to_be_taken_in_and_a_hundredth(
+def test_a_text_without_right_guesses_costs_what_has_to_be_taken_in_and_a_hundredth(
     row: float, seed: int
 ) -> None:
     sleepers = [Sleeper("mtp", 0.1, 0.1, row, 96), Sleeper("draft", 0.2, 0.1, row, 96)]
@@ -30,12 +30,12 @@ def test_a_text_that_nobody_guesses_costs_what_has_to_be_taken_in_and_a_hundredt
     assert world.time / PLAIN - 256 < 96 * row * 0.3 + 7
     rounds = world.run(strategy, 4000)
     taken_in = sum(round.emitted for round in rounds) * row * 0.3
-    paid = sum(round.seconds for round in rounds) / PLAIN - 4000
-    assert paid < taken_in + 0.012 * 4000
+    spent = sum(round.seconds for round in rounds) / PLAIN - 4000
+    assert spent < taken_in + 0.012 * 4000
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_that_is_right_is_asked_however_far_it_is_behind_where_that_is_cheap(
+def test_one_that_is_right_is_asked_however_long_its_backlog_where_that_is_cheap(
     seed: int,
 ) -> None:
     sleeper = Sleeper("draft", 0.15, 0.85, CHEAP, 1000)
@@ -52,7 +52,7 @@ def test_it_has_to_pay_in_what_is_left_of_the_text(left: int, asks: bool) -> Non
     assert any(round.drafted for round in rounds) == asks
 
 
-@pytest.mark.parametrize("row", [CHEAP, DEAR])
+@pytest.mark.parametrize("row", [CHEAP, EXPENSIVE])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_that_becomes_right_is_back_within_1536_tokens(row: float, seed: int) -> None:
     sleeper = Sleeper("mtp", 0.1, 0.05, row)
@@ -66,7 +66,7 @@ def test_one_that_becomes_right_is_back_within_1536_tokens(row: float, seed: int
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_that_was_good_comes_back_at_once(seed: int) -> None:
-    sleeper, finder = Sleeper("mtp", 0.1, 0.85, DEAR), Finder(0.95)
+    sleeper, finder = Sleeper("mtp", 0.1, 0.85, EXPENSIVE), Finder(0.95)
     finder.finds = lambda place: 300 <= place < 700
     world = World(sleeper, finder, seed=seed)
     strategy = Adaptive(sleeper, finder, costs=world.costs())
@@ -77,8 +77,8 @@ def test_one_that_was_good_comes_back_at_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_round_that_caught_up_makes_nobody_slow(seed: int) -> None:
-    sleeper = Sleeper("mtp", 0.1, 0.8, DEAR, 900)
+def test_a_round_that_caught_up_makes_no_proposer_slow(seed: int) -> None:
+    sleeper = Sleeper("mtp", 0.1, 0.8, EXPENSIVE, 900)
     world = World(sleeper, seed=seed)
     strategy = Adaptive(sleeper, costs=world.costs(), clock="wall")
     rounds = world.run(strategy, 400)

@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_written_to_is_left_alone(
     assert left == []
 
 
-def test_many_writers_at_once_lose_nothing_and_leave_nothing_behind(tmp_path: Path) -> None:
+def test_many_writers_at_once_lose_nothing_and_leave_no_files(tmp_path: Path) -> None:
     places = [(f"model {model}", 200 << size) for model in range(3) for size in range(4)]
     costs = {place: Costs(place[1], {1: i + 1.0, 2: i + 2.0}, {}) for i, place in enumerate(places)}
     store = CostStore(tmp_path)

@@ -15,7 +15,7 @@ from speculate.strategies.adaptive import (
     ExplorationBudget,
 )
 from speculate.strategies.estimates import Candidate, ProposerEstimate
-from tests.strategies.world import Guesser
+from tests.support.simulated import Guesser
 
 OTHER: Final = Candidate(ProposerEstimate(Guesser("draft", 0.1, 0.5)), 1, tokens=1.5, time=1.2)
 """What would be done without exploration: 1.25 tokens per plain round."""
@@ -57,7 +57,7 @@ def test_they_cost_what_was_earned_and_saved() -> None:
 
 
 @pytest.mark.parametrize("emitted", [1, 2, 3])
-def test_what_was_hoped_for_in_vain_is_made_up_for_and_what_was_won_is_given_back(
+def test_what_was_hoped_for_in_vain_is_made_up_for_and_what_was_won_is_returned(
     emitted: int,
 ) -> None:
     budget = ExplorationBudget()

@@ -65,7 +65,7 @@ def test_more_rows_never_take_less_whatever_was_measured() -> None:
     assert found.of("lookup") == [1.0] * 13
 
 
-def test_after_a_long_pause_one_round_shows_what_somebody_takes_now() -> None:
+def test_after_a_long_pause_one_round_shows_what_a_proposer_takes_now() -> None:
     found = timing()
     draft(found, [0.24] * 9)
     assert found.of("mtp")[1] == pytest.approx(12.0)
@@ -85,7 +85,7 @@ def test_a_table_of_another_day_is_checked_and_one_of_now_is_not() -> None:
     assert guess.baseline_seconds == 0.05
 
 
-def test_one_slow_round_makes_nobody_slow_and_one_fast_round_is_believed() -> None:
+def test_one_slow_round_makes_no_proposer_slow_and_one_fast_round_is_believed() -> None:
     slow, fast = timing(), timing()
     draft(slow, [0.5])
     assert slow.of("mtp")[1] == pytest.approx(1.2)
@@ -105,7 +105,7 @@ def test_a_depth_goes_by_its_own_times_and_the_others_with_it() -> None:
     assert found.of("lookup")[1] == pytest.approx(1.1)
 
 
-def test_a_machine_that_slows_down_is_blamed_on_nobody() -> None:
+def test_a_machine_that_slows_down_is_blamed_on_no_proposer() -> None:
     found = timing()
     draft(found, [0.024] * 20)
     draft(found, [0.048] * 4)

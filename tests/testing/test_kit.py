@@ -35,7 +35,7 @@ from speculate.testing._proposer_harness import near_tie
 from speculate.testing.contract import at_step, contract, require
 from speculate.testing.strategies import check_plan
 from speculate.testing.toy import WIDTH
-from tests.decoding.window_contracts import Contracts
+from tests.support.model_contracts import Contracts
 
 WITHOUT = """
 from importlib.machinery import PathFinder

@@ -12,7 +12,7 @@ from speculate import SpeculativeModel
 from speculate.models.adapter import StockAdapter
 from speculate.protocols import Forward
 from speculate.testing import ContractError, ModelTests
-from tests.decoding import kit
+from tests.support import reference as kit
 
 
 class Louder(StockAdapter):

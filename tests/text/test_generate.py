@@ -18,9 +18,10 @@ from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
 import speculate as sp
 from speculate.errors import OptionError, PromptError
 from speculate.text import DecoderOptions
-from tests import tiny, words
-from tests.decoding import kit
-from tests.text.saying import saying
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.scripted_model import saying
 
 FIELDS = ("text", "token", "prompt_tokens", "generation_tokens", "finish_reason")
 
@@ -175,7 +176,7 @@ def test_the_cache_is_back_with_the_last_response(name: str) -> None:
     assert list(responses) == []
 
 
-def test_closing_gives_it_back_as_well() -> None:
+def test_closing_returns_it_as_well() -> None:
     caches = kit.stock_caches("qwen3_5")
     model, tokenizer = kit.get("qwen3_5").model, words.wrapper()
     responses = sp.stream_generate(model, tokenizer, kit.PROMPT, prompt_cache=caches)

@@ -8,9 +8,10 @@ import pytest
 
 import speculate as sp
 from speculate.testing import ScriptedProposer
-from tests import tiny, words
-from tests.decoding import kit
-from tests.text.saying import saying, spelled
+from tests.support import reference as kit
+from tests.support import tiny
+from tests.support import tokenizers as words
+from tests.support.scripted_model import saying, spelled
 
 DEPTHS = (0, 1, 3, 5)
 
@@ -29,7 +30,7 @@ DEPTHS = (0, 1, 3, 5)
         ("aENDbENDc", "END", "a", 2),  # the first of two
     ],
 )
-def test_the_text_is_cut_in_front_of_a_stop_string(
+def test_the_text_is_cut_before_a_stop_string(
     text: str, stop: str, left: str, used: int | None, depth: int
 ) -> None:
     ids = spelled(text)

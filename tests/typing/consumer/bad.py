@@ -66,7 +66,7 @@ class PlansNumbers:
     def observe(self, round: Round, /) -> None: ...
 
 
-def hears_plans(plan: Plan) -> None: ...
+def observes_plans(plan: Plan) -> None: ...
 
 
 class HalfAModel:
@@ -83,7 +83,7 @@ no_settle: Proposer = NoSettle()  # wrong
 numbered: Proposer = NumberedName()  # wrong
 no_plan: Strategy = NoPlan()  # wrong
 plans_numbers: Strategy = PlansNumbers()  # wrong
-wrong_event: Observer = hears_plans  # wrong
+wrong_event: Observer = observes_plans  # wrong
 half: SpeculativeModel = HalfAModel()  # wrong
 
 

@@ -70,7 +70,7 @@ class EveryOther:
     def observe(self, round: Round, /) -> None: ...
 
 
-def heard(round: Round) -> None:
+def observe_round(round: Round) -> None:
     print(round.index, round.proposer, round.accepted, round.seconds)
 
 
@@ -88,7 +88,7 @@ def main() -> None:
     model, tokenizer = sp.load_demo()
     proposer: Proposer = Repeats()
     strategy: Strategy = EveryOther(proposer)
-    observer: Observer = heard
+    observer: Observer = observe_round
     decoder = sp.Decoder(
         model,
         sp.Adaptive(proposer, sp.MTPChain(), sp.PromptLookup(), clock="fixed"),

@@ -1,1 +1,0 @@
-"""Recipes that rebuild what the package bundles."""

@@ -149,7 +149,8 @@ def load_mtp_head(
     if revision is not None:
         validated_text("revision", revision)
     stock = stock_of(model)
-    from speculate.checkpoints.folder import resolve_checkpoint, wrap_errors
+    from speculate.checkpoints.folder import wrap_errors
+    from speculate.checkpoints.hub import resolve_checkpoint
 
     path = resolve_checkpoint(path_or_repo, revision, head_only=True)
     with wrap_errors(path, "the head cannot be read"):
@@ -300,7 +301,7 @@ def load(
     validated_mapping("tokenizer_config", tokenizer_config)
     validated_mapping("model_config", model_config)
     _check_sources(revision, head)
-    from speculate.checkpoints.folder import resolve_checkpoint
+    from speculate.checkpoints.hub import resolve_checkpoint
 
     source = demo_folder("hybrid") if path_or_repo is None else path_or_repo
     folder = resolve_checkpoint(source, revision)

@@ -24,7 +24,7 @@ from mlx_lm.utils import (
 from speculate.checkpoints.export import packing_entry, save
 from speculate.checkpoints.folder import read_json, section
 from speculate.checkpoints.head import HeadTensors
-from speculate.checkpoints.quantization import Quantization
+from speculate.checkpoints.quantization import Quantization, dequantize
 from speculate.errors import CheckpointError, OptionError
 from speculate.protocols import StockModel
 
@@ -103,21 +103,13 @@ def dequantize_head(
         dtype: Dtype of the result; by default that of the head's norms.
 
     Raises:
-        CheckpointError: Each expert has a scale of its own, which only a GPU dequantises.
+        CheckpointError: See `quantization.dequantize`.
     """
+    packings = {m: packing for m, packing in head.quantization.items() if keep(m) != packing}
     dtype = dtype or head.weights["norm.weight"].dtype
-    weights, packings = dict(head.weights), dict(head.quantization)
-    for module, packing in head.quantization.items():
-        if keep(module) == packing:
-            continue
-        if packing.global_scale:
-            raise CheckpointError(
-                f"{module}: has a scale for each expert, and cannot be dequantised"
-            )
-        parts = [weights.pop(f"{module}.{part}", None) for part in PARTS[:3]]
-        weights[f"{module}.weight"] = _unpack(parts, packing, dtype)
-        del packings[module]
-    return attrs.evolve(head, weights=weights, quantization=packings)
+    kept = {m: packing for m, packing in head.quantization.items() if m not in packings}
+    weights = dequantize(head.weights, packings, dtype)
+    return attrs.evolve(head, weights=weights, quantization=kept)
 
 
 def cast_head(head: HeadTensors, dtype: mx.Dtype) -> HeadTensors:
@@ -138,15 +130,6 @@ def plain_matrices(head: HeadTensors) -> list[str]:
         if name.endswith(".weight") and array.ndim > 1
     ]
     return [module for module in found if module not in head.quantization]
-
-
-def _unpack(parts: list[mx.array | None], packing: Quantization, dtype: mx.Dtype) -> mx.array:
-    weight, scales, biases = parts
-    if weight is None or scales is None:
-        raise CheckpointError("a quantised matrix has no scales")
-    return mx.dequantize(
-        weight, scales, biases, packing.group_size, packing.bits, packing.mode, dtype=dtype
-    )
 
 
 @attrs.frozen

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Final, cast
@@ -14,19 +13,12 @@ import attrs
 
 from speculate.checkpoints.safetensors import (
     NAME_LIMIT,
-    Pairs,
     TensorEntry,
     file_size,
     parse_json,
     read_header,
-    repeated,
 )
-from speculate.errors import (
-    CheckpointError,
-    SpeculateError,
-    SpeculateWarning,
-)
-from speculate.validation import refuse
+from speculate.errors import CheckpointError, SpeculateError, SpeculateWarning
 
 JSON_LIMIT: Final = 64 * 2**20
 """Longest index or config that is read, in bytes."""
@@ -42,9 +34,6 @@ FILE_LIMIT: Final = 10_000
 
 SHOWN: Final = 3
 """Most repeated keys that are quoted in a warning."""
-
-REPOSITORY: Final = re.compile(r"[\w][\w.-]*/[\w.-]+")
-"""Name of a hub repository."""
 
 REASON_LIMIT: Final = 300
 """Most characters quoted of another library's error."""
@@ -77,12 +66,28 @@ def scan_folder(path: Path) -> FolderScan:
     Raises:
         CheckpointError: A file is damaged, or the index points out of the folder.
     """
-    if not os.path.isdir(path):
-        return _merge(path.parent, [_safetensors_file(path)], {})
-    places = listed(path)
-    present = {file for file in set(places.values()) if exists(file)}
-    present.update(_files(path, ".safetensors"))
-    return _merge(path, sorted(present), places)
+    places: dict[str, Path] = {}
+    if os.path.isdir(path):
+        folder, places = path, listed(path)
+        # Unlike `Path.exists`, `os.path.exists` never raises, however long an untrusted name is.
+        present = {file for file in set(places.values()) if os.path.exists(file)}
+        files = sorted(present.union(visible_files(path, ".safetensors")))
+    elif os.path.exists(path) and path.suffix != ".safetensors":
+        raise CheckpointError(f"{path}: is not a .safetensors file, and no other format is opened")
+    else:
+        folder, files = path.parent, [path]
+    tensors: dict[str, TensorEntry] = {}
+    clashes: dict[str, tuple[Path, Path]] = {}
+    for file in files:
+        for tensor in read_header(file).tensors:
+            other, place = tensors.get(tensor.name), places.get(tensor.name)
+            if other is None or place == file:
+                tensors[tensor.name] = tensor
+            if other is not None and place not in (file, other.path):
+                clashes[tensor.name] = (other.path, file)
+    config = folder / "config.json"
+    known = read_json(config) if config.exists() else {}
+    return FolderScan(folder, tensors, tuple(files), places, clashes, known)
 
 
 def listed(folder: Path) -> dict[str, Path]:
@@ -92,7 +97,7 @@ def listed(folder: Path) -> dict[str, Path]:
         CheckpointError: The index is broken, or points out of the folder.
     """
     found: dict[str, Path] = {}
-    for index in indexes(folder):
+    for index in visible_files(folder, INDEX_SUFFIX):
         names = read_json(index).get("weight_map")
         if not isinstance(names, dict):
             raise CheckpointError(f"{index}: has no 'weight_map' of names to files")
@@ -104,13 +109,17 @@ def listed(folder: Path) -> dict[str, Path]:
     return found
 
 
-def indexes(folder: Path) -> list[Path]:
-    """Return the index files of a folder; usually one, or none.
+def visible_files(folder: Path, suffix: str) -> list[Path]:
+    """Return files by suffix, without hidden ones, which a file manager may have made.
 
     Raises:
         CheckpointError: The folder cannot be read.
     """
-    return _files(folder, INDEX_SUFFIX)
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from error
+    return [p for p in paths if p.name.endswith(suffix) and not p.name.startswith(".")]
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -122,14 +131,7 @@ def read_json(path: Path) -> dict[str, object]:
     if file_size(path) > JSON_LIMIT:
         raise CheckpointError(f"{path}: is longer than {JSON_LIMIT} bytes")
     twice: list[str] = []
-
-    def last(pairs: Pairs) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice.extend(repeated(pairs))
-        return found
-
-    found = parse_json(path, path.read_bytes(), last)
+    found = parse_json(path, path.read_bytes(), twice.extend)
     if twice:
         names = ", ".join(repr(name[:NAME_LIMIT]) for name in twice[:SHOWN])
         more = f" and {len(twice) - SHOWN} more" if twice[SHOWN:] else ""
@@ -137,12 +139,6 @@ def read_json(path: Path) -> dict[str, object]:
         # Attributed to this line, so that a file read from several places is reported once.
         warnings.warn(text, SpeculateWarning, stacklevel=1)
     return found
-
-
-def exists(path: Path) -> bool:
-    """Return whether an untrusted path exists. Never raises, whatever its length."""
-    # Unlike `Path.exists`.
-    return os.path.exists(path)
 
 
 def setting(config: Mapping[str, object], key: str) -> object:
@@ -171,43 +167,6 @@ def check_layers(config: Mapping[str, object], folder: Path) -> None:
                 raise CheckpointError(f"{folder}/config.json: {key} is {value}, which cannot be")
 
 
-def _merge(folder: Path, files: Iterable[Path], listed: Mapping[str, Path]) -> FolderScan:
-    tensors: dict[str, TensorEntry] = {}
-    clashes: dict[str, tuple[Path, Path]] = {}
-    read = tuple(files)
-    for file in read:
-        for tensor in read_header(file).tensors:
-            other = tensors.get(tensor.name)
-            if other is None or listed.get(tensor.name) == file:
-                tensors[tensor.name] = tensor
-            if other is not None and listed.get(tensor.name) not in (file, other.path):
-                clashes[tensor.name] = (other.path, file)
-    config = folder / "config.json"
-    return FolderScan(
-        folder=folder,
-        tensors=tensors,
-        files=read,
-        listed=listed,
-        clashes=clashes,
-        config=read_json(config) if config.exists() else {},
-    )
-
-
-def _safetensors_file(path: Path) -> Path:
-    if exists(path) and path.suffix != ".safetensors":
-        raise CheckpointError(f"{path}: is not a .safetensors file, and no other format is opened")
-    return path
-
-
-def _files(folder: Path, suffix: str) -> list[Path]:
-    """Return files by suffix, without hidden ones, which a file manager may have made."""
-    try:
-        names = [path for path in folder.iterdir() if path.name.endswith(suffix)]
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from error
-    return sorted(path for path in names if not path.name.startswith("."))
-
-
 def _inside(folder: Path, index: Path, name: str) -> Path:
     posix, windows = PurePosixPath(name), PureWindowsPath(name)
     leaves = posix.is_absolute() or windows.drive or windows.root or ".." in windows.parts
@@ -216,38 +175,6 @@ def _inside(folder: Path, index: Path, name: str) -> Path:
     if posix.suffix != ".safetensors":
         raise CheckpointError(f"{index}: lists {name!r}, which is not a safetensors file")
     return folder / name
-
-
-def resolve_checkpoint(
-    path_or_repo: str | Path, revision: str | None = None, *, head_only: bool = False
-) -> Path:
-    """Return a path that exists: the given one, or the folder of a downloaded hub repository.
-
-    Args:
-        path_or_repo: A path, or a repository as `owner/name`.
-        revision: A branch, a tag or a commit of the repository.
-        head_only: Download only the files that hold the head.
-
-    Raises:
-        OptionError: `path_or_repo` is neither a path nor a name.
-        CheckpointError: No such path or repository exists.
-    """
-    if not isinstance(path_or_repo, str | Path):
-        refuse("path_or_repo", "a path or a hub repository", path_or_repo)
-    path = Path(path_or_repo).expanduser()
-    try:
-        if path.exists():
-            return path
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    if isinstance(path_or_repo, Path) or not REPOSITORY.fullmatch(path_or_repo):
-        raise CheckpointError(
-            f"{path}: there is no such folder. Give a model's folder, or a hub repository as "
-            "owner/name"
-        )
-    from speculate.checkpoints.hub import download, download_head
-
-    return (download_head if head_only else download)(path_or_repo, revision)
 
 
 @contextmanager

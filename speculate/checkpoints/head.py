@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import attrs
 import mlx.core as mx
 
-from speculate.checkpoints.folder import FolderScan, exists, indexes, listed, scan_folder, setting
+from speculate.checkpoints.folder import (
+    INDEX_SUFFIX,
+    FolderScan,
+    scan_folder,
+    setting,
+    visible_files,
+)
 from speculate.checkpoints.names import (
     DENSE,
     PREFIXES,
     are_bare,
     count_layers,
-    is_expert,
     is_known,
     is_single,
     layouts,
     norms,
+    of_head,
     rank,
     required,
     split_fused,
-    stack_experts,
+    stack_singles,
     strip_prefix,
 )
 from speculate.checkpoints.norms import Convention, NormDecision, decide, shift
@@ -42,6 +48,7 @@ from speculate.checkpoints.safetensors import (
     SUPPORTED,
     TensorEntry,
     check_memory,
+    naming,
     open_tensors,
     read_tensors,
 )
@@ -77,7 +84,6 @@ class HeadFiles:
     trunk_is_raw: bool | None
     config: Mapping[str, object] = attrs.field(repr=False)
 
-
 def find_head(path: Path) -> HeadFiles:
     """Find the head of a checkpoint. Reads headers only, and no tensor.
 
@@ -99,15 +105,16 @@ def find_head(path: Path) -> HeadFiles:
         kinds = " and ".join(f"'{prefix}*'" for prefix in sorted(candidates))
         raise CheckpointError(f"{path}: holds more than one head: {kinds}. Name the file of one")
     prefix, tensors = candidates.popitem()
-    _check_clashes(found, prefix)
-    return HeadFiles(
-        folder=found.folder,
-        prefix=prefix,
-        tensors=tensors,
-        files=found.files,
-        trunk_is_raw=_trunk_is_raw(found),
-        config=found.config,
-    )
+    for name, (one, other) in found.clashes.items():
+        if name.startswith(prefix) if prefix else strip_prefix(name) is None:
+            raise CheckpointError(
+                f"{found.folder}: both {one.name} and {other.name} hold {name}, and no index "
+                "says which one counts. Name the file of the head"
+            )
+    # mlx-lm's conversion moves the kernel axis of convolutions to the end, where it is 1.
+    ends = [t.shape[-1] for n, t in found.tensors.items() if "conv1d.weight" in n and t.shape]
+    trunk_is_raw = any(end != 1 for end in ends) if ends else None
+    return HeadFiles(found.folder, prefix, tensors, found.files, trunk_is_raw, found.config)
 
 
 def has_head(path: Path) -> bool:
@@ -121,17 +128,6 @@ def has_head(path: Path) -> bool:
     except HeadNotFoundError:
         return False
     return True
-
-
-def listed_files(folder: Path) -> list[str]:
-    """Return the files that hold a head by a folder's index, whether they exist or not.
-
-    Raises:
-        CheckpointError: The index is broken, or points out of the folder.
-    """
-    places = listed(folder) if folder.is_dir() else {}
-    names = places if are_bare(places) else [name for name in places if strip_prefix(name)]
-    return sorted({places[name].relative_to(folder).as_posix() for name in names})
 
 
 def _candidates(found: FolderScan) -> dict[str, dict[str, TensorEntry]]:
@@ -156,36 +152,21 @@ def _check_listed(found: FolderScan, *, partly_there: bool) -> None:
         if name not in found.tensors:
             absent[file].append(name)
     for file, names in absent.items():
-        head = names if are_bare(names) else [name for name in names if strip_prefix(name)]
-        if head:
-            state = "does not hold it" if exists(file) else "is missing"
-            index = ", ".join(map(str, indexes(found.folder)))
-            text = f"{index}: lists {head[0]} in {file.name}, which {state}"
-            if partly_there:
-                raise CheckpointError(
-                    f"{text}. Download the whole folder, or load it without its head (head=False, "
-                    "or --no-head)"
-                )
-            raise StaleIndexError(
-                f"{text}, and no file here holds a head. If this is the index of the checkpoint "
-                "that this one was made from, delete it; if not, download the whole folder. "
-                "head=False, or --no-head, loads the model without a head"
-            )
-
-
-def _check_clashes(found: FolderScan, prefix: str) -> None:
-    for name, (one, other) in found.clashes.items():
-        if name.startswith(prefix) if prefix else strip_prefix(name) is None:
+        if not (lost := of_head(names)):
+            continue
+        state = "does not hold it" if os.path.exists(file) else "is missing"
+        index = ", ".join(map(str, visible_files(found.folder, INDEX_SUFFIX)))
+        text = f"{index}: lists {lost[0]} in {file.name}, which {state}"
+        if partly_there:
             raise CheckpointError(
-                f"{found.folder}: both {one.name} and {other.name} hold {name}, and no index "
-                "says which one counts. Name the file of the head"
+                f"{text}. Download the whole folder, or load it without its head (head=False, "
+                "or --no-head)"
             )
-
-
-def _trunk_is_raw(found: FolderScan) -> bool | None:
-    """Return whether a trunk is raw: mlx-lm's conversion moves the kernel axis of convolutions."""
-    ends = [t.shape[-1] for n, t in found.tensors.items() if "conv1d.weight" in n and t.shape]
-    return any(end != 1 for end in ends) if ends else None
+        raise StaleIndexError(
+            f"{text}, and no file here holds a head. If this is the index of the checkpoint "
+            "that this one was made from, delete it; if not, download the whole folder. "
+            "head=False, or --no-head, loads the model without a head"
+        )
 
 
 def _not_found(path: Path, found: FolderScan) -> str:
@@ -226,7 +207,7 @@ class HeadTensors:
 
     def dequantized(self) -> HeadTensors:
         """Return the same head, unquantised in float32."""
-        weights = dequantize(self.weights, self.quantization)
+        weights = dequantize(self.weights, self.quantization, mx.float32)
         return attrs.evolve(self, weights=weights, quantization={})
 
 
@@ -248,13 +229,14 @@ def read_head(
             tensor.
     """
     _refuse_embeddings(files)
-    unknown_tensors = [name for name in files.tensors if not is_part(name)]
-    weights = _read(files, unknown_tensors, done)
+    wanted = _known(files)
+    unknown_tensors = [name for name in files.tensors if name not in wanted]
+    weights = _read(files, wanted, done)
     experts = layouts(files.tensors)
     _check_whole(files, weights, experts, unknown_tensors)
     decisions = decide(weights, files.trunk_is_raw, norms)
     shift(weights, decisions)
-    with naming_files(files):
+    with naming(_place(files)):
         quantization = quantizations(weights)
         _check_plain(files, weights, quantization)
         mx.eval(weights)
@@ -266,43 +248,31 @@ def read_head(
     return HeadTensors(weights, quantization, decisions, tuple(experts), on_disk)
 
 
-@contextmanager
-def naming_files(files: HeadFiles) -> Iterator[None]:
-    """Add the file or folder to an error that names only a tensor.
-
-    Raises:
-        CheckpointError: The body raised one, or could not read a tensor.
-    """
+def _place(files: HeadFiles) -> Path:
+    """Return the file that holds the head, or the folder if there are several."""
     places = {tensor.path for tensor in files.tensors.values()}
-    place = places.pop() if len(places) == 1 else files.folder
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(f"{place}: {error}") from error
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{place}: cannot be read: {error}") from error
+    return places.pop() if len(places) == 1 else files.folder
 
 
-def is_part(name: str) -> bool:
-    """Return whether a name on disk, without prefix, belongs to a head in any layout."""
-    plain = matrix_of(name) or name
-    return is_known(plain) or is_expert(plain)
+def _known(files: HeadFiles) -> dict[str, TensorEntry]:
+    """Return the tensors that belong to a head in any layout; scales belong with their matrix."""
+    return {name: t for name, t in files.tensors.items() if is_known(matrix_of(name) or name)}
 
 
 def _read(
-    files: HeadFiles, unknown_tensors: Collection[str], done: Callable[[int], None]
+    files: HeadFiles, wanted: Mapping[str, TensorEntry], done: Callable[[int], None]
 ) -> dict[str, mx.array]:
-    wanted = {name: t for name, t in files.tensors.items() if name not in unknown_tensors}
     check_memory(wanted)
     singles = {name: t for name, t in wanted.items() if is_single(matrix_of(name) or name)}
     weights = read_tensors({n: t for n, t in wanted.items() if n not in singles}, done)
     # These are read one by one when they are stacked.
     weights |= open_tensors(singles)
-    with naming_files(files):
+    with naming(_place(files)):
         norm = weights.get("pre_fc_norm_hidden.weight")
         dtype = mx.bfloat16 if norm is None else norm.dtype
         unpack_scaled(weights, files.tensors, files.config, dtype)
-        stack_experts(weights, done)
+        split_fused(weights)
+        stack_singles(weights, done)
     return weights
 
 
@@ -390,51 +360,35 @@ def summarize_head(files: HeadFiles) -> HeadSummary:
     Raises:
         CheckpointError: It has no norms, or a quantisation that mlx does not have.
     """
-    known = {name: t for name, t in files.tensors.items() if is_part(name)}
+    known = _known(files)
     weights = open_tensors({name: t for name, t in known.items() if matrix_of(name) is None})
-    experts = layouts(files.tensors)
-    decisions = decide(_norms(files, weights), files.trunk_is_raw)
-    packings = _packings(files, weights)
+    names = norms(max(count_layers(weights), 1))
+    missing = [files.prefix + name for name in names if name not in weights]
+    partial = f"{files.folder}: holds only a part of a head"
+    if missing:
+        raise CheckpointError(f"{partial}: {missing[0]} is missing")
+    decisions = decide(weights, files.trunk_is_raw)
+    try:
+        with naming(_place(files)):
+            split_fused(weights)
+            packings = quantizations(weights)
+    except (KeyError, IndexError) as error:
+        raise CheckpointError(f"{partial}: {error}") from error
     blocks = {matrix for name in files.tensors if (matrix := matrix_of(name))}
+    matrices = {name: array for name, array in weights.items() if name.endswith(".weight")}
+    plain = Counter(
+        str(array.dtype).rpartition(".")[2]
+        for name, array in matrices.items()
+        if array.ndim > 1 and name not in blocks and name.removesuffix(".weight") not in packings
+    )
     return HeadSummary(
         files=tuple(sorted({tensor.path.name for tensor in files.tensors.values()})),
         tensors=len(files.tensors),
         size_bytes=sum(tensor.end - tensor.begin for tensor in files.tensors.values()),
-        experts=tuple(experts),
+        experts=tuple(layouts(files.tensors)),
         packings=tuple(Counter(packings.values()).most_common()),
-        plain=_plain(weights, packings, blocks),
+        plain=dict(plain),
         blocks=len(blocks),
         norms=decisions,
         unknown_tensors=tuple(files.prefix + n for n in files.tensors if n not in known),
     )
-
-
-def _norms(files: HeadFiles, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    names = norms(max(count_layers(weights), 1))
-    missing = [name for name in names if name not in weights]
-    if missing:
-        raise CheckpointError(
-            f"{files.folder}: holds only a part of a head: {files.prefix}{missing[0]} is missing"
-        )
-    return {name: weights[name] for name in names}
-
-
-def _packings(files: HeadFiles, weights: dict[str, mx.array]) -> dict[str, Quantization]:
-    try:
-        with naming_files(files):
-            split_fused(weights)
-            return quantizations(weights)
-    except (KeyError, IndexError) as error:
-        raise CheckpointError(f"{files.folder}: holds only a part of a head: {error}") from error
-
-
-def _plain(
-    weights: Mapping[str, mx.array], packings: Collection[str], blocks: Collection[str]
-) -> dict[str, int]:
-    matrices = {
-        name: array
-        for name, array in weights.items()
-        if array.ndim > 1 and name.endswith(".weight") and name not in blocks
-    }
-    plain = [a for name, a in matrices.items() if name.removesuffix(".weight") not in packings]
-    return dict(Counter(str(array.dtype).rpartition(".")[2] for array in plain))

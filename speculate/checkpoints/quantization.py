@@ -9,7 +9,7 @@ import attrs
 import mlx.core as mx
 
 from speculate.checkpoints.folder import section
-from speculate.checkpoints.names import is_expert, is_known, is_single
+from speculate.checkpoints.names import is_known, is_single
 from speculate.checkpoints.safetensors import SUPPORTED, TensorEntry
 from speculate.errors import CheckpointError
 
@@ -37,16 +37,12 @@ AFFINE_GROUPS: Final = (32, 64, 128)
 MODES: Final = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
 """(bits, group size) -> mode, for modes whose scales are bytes."""
 
-PACKED: Final = (".weight", ".scales", ".biases", ".global_scale")
-"""Ends of the names of tensors that hold a quantised matrix."""
-
 
 def matrix_of(name: str) -> str | None:
     """Return the matrix that a tensor scales, by its name; `None` if it is no scale."""
     for suffix in SUFFIXES:
         matrix = name.removesuffix(suffix)
-        known = matrix != name and (is_known(matrix) or is_expert(matrix))
-        if known and not matrix.endswith(NOT_MATRIX):
+        if matrix != name and is_known(matrix) and not matrix.endswith(NOT_MATRIX):
             return matrix
     return None
 
@@ -74,8 +70,9 @@ def unpack_scaled(
         CheckpointError: Scales have no matrix, or a shape or dtype that does not fit it.
     """
     block = _block(config)
-    for name in [name for name in weights if matrix_of(name)]:
-        matrix = matrix_of(name) or name
+    for name, matrix in [(name, matrix_of(name)) for name in weights]:
+        if matrix is None:
+            continue
         scales, weight = weights.pop(name), weights.get(matrix)
         if weight is None or weight.dtype != mx.uint8 or weight.ndim < 2:
             reason = "has scales for blocks, but is no matrix of 8-bit floats"
@@ -107,9 +104,8 @@ def _grid(weight: mx.array, scales: mx.array, block: tuple[int, int]) -> mx.arra
     if scales.shape[: len(lead)] != lead or len(own) > 2:
         return None
     down, across = (*own, 1, 1)[:2]
-    exponents = scales.dtype == mx.uint8
     in_rows = down == rows and columns % across == 0
-    if exponents:
+    if scales.dtype == mx.uint8:
         in_rows = in_rows and columns // across == EXPONENT_GROUP
     if (down, across) not in ((1, 1), _blocks((rows, columns), block)) and not in_rows:
         return None
@@ -229,33 +225,29 @@ def _quantization(weights: Mapping[str, mx.array], module: str) -> Quantization:
 
 
 def dequantize(
-    weights: Mapping[str, mx.array], packings: Mapping[str, Quantization]
+    weights: Mapping[str, mx.array], packings: Mapping[str, Quantization], dtype: mx.Dtype
 ) -> dict[str, mx.array]:
-    """Return the tensors with every quantised matrix dequantised to float32.
+    """Return the tensors with the matrices of these modules dequantised.
 
     Args:
         weights: Tensors by name.
         packings: Module -> quantisation.
+        dtype: Dtype of the dequantised matrices.
+
+    Raises:
+        CheckpointError: Each expert has a scale of its own, which only a GPU dequantises.
     """
-    plain = {
-        name: array
-        for name, array in weights.items()
-        if not any(name == module + part for module in packings for part in PACKED)
-    }
+    plain = dict(weights)
     for module, packing in packings.items():
-        plain[f"{module}.weight"] = _dequantized(weights, module, packing)
+        if packing.global_scale:
+            text = f"{module}: has a scale for each expert, and cannot be dequantised"
+            raise CheckpointError(text)
+        packed, scales = (plain.pop(f"{module}.{part}") for part in ("weight", "scales"))
+        biases = plain.pop(f"{module}.biases", None)
+        if biases is not None:
+            # Converted first: mlx multiplies in the type of the scales.
+            scales, biases = scales.astype(dtype), biases.astype(dtype)
+        size, bits, mode = packing.group_size, packing.bits, packing.mode
+        matrix = mx.dequantize(packed, scales, biases, size, bits, mode, dtype=dtype)
+        plain[f"{module}.weight"] = matrix
     return plain
-
-
-def _dequantized(weights: Mapping[str, mx.array], module: str, packing: Quantization) -> mx.array:
-    scales, biases = weights[f"{module}.scales"], weights.get(f"{module}.biases")
-    if mx.issubdtype(scales.dtype, mx.floating):
-        scales = scales.astype(mx.float32)
-    return mx.dequantize(
-        weights[f"{module}.weight"],
-        scales,
-        None if biases is None else biases.astype(mx.float32),
-        packing.group_size,
-        packing.bits,
-        packing.mode,
-    )

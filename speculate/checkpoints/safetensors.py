@@ -6,7 +6,8 @@ import json
 import os
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Final, cast
@@ -46,14 +47,8 @@ SUPPORTED: Final = (
 )
 """Supported packings, for errors."""
 
-LOADABLE: Final = frozenset(
-    {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
-    | {"F16", "BF16", "F32", "F8_E4M3", "F8_E8M0"}
-)
+LOADABLE: Final = _BITS.keys() - {"F4", "F6_E2M3", "F6_E3M2", "F8_E5M2", "F64", "C64"}
 """Dtypes that mlx can load. It returns 8-bit floats as `uint8`."""
-
-Pairs = Sequence[tuple[str, object]]
-"""The keys and values of a JSON object, as written."""
 
 
 @attrs.frozen
@@ -82,12 +77,10 @@ class Header:
     """A file's header, checked against the size of the file.
 
     Attributes:
-        path: The file.
         length: Size of the header in bytes, without the eight bytes that store it.
         tensors: Entries in the order of their offsets.
     """
 
-    path: Path
     length: int
     tensors: tuple[TensorEntry, ...]
 
@@ -106,12 +99,12 @@ def read_header(path: Path) -> Header:
             raw = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    found = parse_json(path, raw, unique)
+    found = parse_json(path, raw, _refuse_repeated)
     found.pop("__metadata__", None)
     tensors = [_entry(path, name, value) for name, value in found.items()]
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
     _check_layout(path, tensors, size - 8 - length)
-    return Header(path, length, tuple(tensors))
+    return Header(length, tuple(tensors))
 
 
 def file_size(path: Path) -> int:
@@ -129,37 +122,28 @@ def file_size(path: Path) -> int:
     return found.st_size
 
 
-def unique(pairs: Pairs) -> dict[str, object]:
-    """Return a JSON object whose keys are all different.
-
-    Raises:
-        ValueError: A key appears twice.
-    """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(iter(repeated(pairs)))
-        raise ValueError(f"key {twice[:NAME_LIMIT]!r} appears twice")
-    return found
-
-
-def repeated(pairs: Pairs) -> list[str]:
-    """Return the keys that appear more than once."""
-    return [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-
-
 def parse_json(
-    path: Path, raw: bytes, make: Callable[[Pairs], dict[str, object]]
+    path: Path, raw: bytes, repeated: Callable[[Sequence[str]], None]
 ) -> dict[str, object]:
-    """Parse a JSON object.
+    """Parse a JSON object. If a key is repeated the last value counts.
 
     Args:
         path: Its file, for errors.
         raw: Its text, UTF-8.
-        make: Makes each object, nested ones included, from its keys and values.
+        repeated: Called with the repeated keys of an object, also of a nested one. May raise
+            `ValueError` to refuse them.
 
     Raises:
         CheckpointError: `raw` is no JSON object, or has more than `JSON_PARTS_LIMIT` parts.
     """
+
+    def make(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            repeated([key for key, count in counts.items() if count > 1])
+        return found
+
     # Counted first: parsed, each part takes up to a hundred times its bytes.
     if sum(map(raw.count, (b":", b"[", b"{"))) > JSON_PARTS_LIMIT:
         raise CheckpointError(f"{path}: has more than {JSON_PARTS_LIMIT} keys, lists and objects")
@@ -170,6 +154,10 @@ def parse_json(
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: holds {type(found).__name__}, not a JSON object")
     return found
+
+
+def _refuse_repeated(keys: Sequence[str]) -> None:
+    raise ValueError(f"key {keys[0][:NAME_LIMIT]!r} appears twice")
 
 
 def _header_length(path: Path, size: int, prefix: bytes) -> int:
@@ -230,23 +218,16 @@ def _check_layout(path: Path, tensors: Sequence[TensorEntry], size: int) -> None
 def read_tensors(
     entries: Mapping[str, TensorEntry], done: Callable[[int], None] = lambda _: None
 ) -> dict[str, mx.array]:
-    """Read tensors into memory. Synchronises.
+    """Read tensors into memory; errors are those of `open_tensors`. Synchronises.
 
     Args:
         entries: Name in the result -> entry.
         done: Called after each tensor was read, with its size in bytes.
-
-    Raises:
-        CheckpointError: A file changed since its header was read, or a dtype is one that mlx
-            does not have.
     """
-    check_memory(entries)
     arrays = open_tensors(entries)
     for name, entry in entries.items():
-        try:
+        with naming(entry.path):
             mx.eval(arrays[name])
-        except (OSError, RuntimeError, ValueError) as error:
-            raise CheckpointError(f"{entry.path}: cannot be read: {error}") from error
         done(entry.end - entry.begin)
     return arrays
 
@@ -258,7 +239,8 @@ def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
         entries: Name in the result -> entry.
 
     Raises:
-        CheckpointError: See `read_tensors`.
+        CheckpointError: A file changed since its header was read, or a dtype is one that mlx
+            does not have.
     """
     by_file: dict[Path, list[TensorEntry]] = defaultdict(list)
     for entry in entries.values():
@@ -289,12 +271,25 @@ def check_memory(entries: Mapping[str, TensorEntry]) -> None:
         )
 
 
+@contextmanager
+def naming(place: Path) -> Iterator[None]:
+    """Add a file or folder to errors that do not name it.
+
+    Raises:
+        CheckpointError: The body raised one, or could not read a tensor.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{place}: {error}") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{place}: cannot be read: {error}") from error
+
+
 def _open_file(path: Path, wanted: Sequence[TensorEntry]) -> dict[str, mx.array]:
     if not set(wanted) <= set(read_header(path).tensors):
         raise CheckpointError(f"{path}: changed while it was read")
-    try:
+    with naming(path):
         # Reads only the header.
         every = cast(dict[str, mx.array], mx.load(str(path), format="safetensors"))
         return {entry.name: every[entry.name] for entry in wanted}
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error

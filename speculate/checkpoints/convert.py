@@ -24,7 +24,7 @@ from mlx_lm.utils import (
 from speculate.checkpoints.export import packing_entry, save
 from speculate.checkpoints.folder import read_json, section
 from speculate.checkpoints.head import HeadTensors
-from speculate.checkpoints.quantization import Quantization, dequantize
+from speculate.checkpoints.quantization import Quantization, dequantize, plain_matrices
 from speculate.errors import CheckpointError, OptionError
 from speculate.protocols import StockModel
 
@@ -61,11 +61,7 @@ Predicate = Callable[[str, Module], bool | dict[str, object]]
 
 def as_trunks(packing: Quantization) -> QuantizationChoice:
     """Return the choice of these families' trunks: one quantisation, a finer one for routers."""
-
-    def choose(module: str) -> Quantization | None:
-        return FINE if module.endswith(ROUTERS) else packing
-
-    return choose
+    return lambda module: FINE if module.endswith(ROUTERS) else packing
 
 
 def quantize_head(
@@ -79,7 +75,7 @@ def quantize_head(
         done: Called with the name of each module after it was processed.
     """
     weights, packings = dict(head.weights), dict(head.quantization)
-    for module in plain_matrices(head):
+    for module in plain_matrices(weights, packings):
         packing, matrix = choose(module), weights[f"{module}.weight"]
         if packing is not None and matrix.shape[-1] % packing.group_size == 0:
             packed = mx.quantize(matrix, packing.group_size, packing.bits, mode=packing.mode)
@@ -105,31 +101,16 @@ def dequantize_head(
     Raises:
         CheckpointError: See `quantization.dequantize`.
     """
-    packings = {m: packing for m, packing in head.quantization.items() if keep(m) != packing}
-    dtype = dtype or head.weights["norm.weight"].dtype
-    kept = {m: packing for m, packing in head.quantization.items() if m not in packings}
-    weights = dequantize(head.weights, packings, dtype)
+    kept = {m: packing for m, packing in head.quantization.items() if keep(m) == packing}
+    packings = {m: packing for m, packing in head.quantization.items() if m not in kept}
+    weights = dequantize(head.weights, packings, dtype or head.weights["norm.weight"].dtype)
     return attrs.evolve(head, weights=weights, quantization=kept)
 
 
 def cast_head(head: HeadTensors, dtype: mx.Dtype) -> HeadTensors:
     """Cast a head's floating-point tensors to another dtype."""
-
-    def cast(name: str, array: mx.array) -> mx.array:
-        keep = name.endswith(".global_scale") or not mx.issubdtype(array.dtype, mx.floating)
-        return array if keep else array.astype(dtype)
-
-    return attrs.evolve(head, weights={n: cast(n, a) for n, a in head.weights.items()})
-
-
-def plain_matrices(head: HeadTensors) -> list[str]:
-    """Return the modules that could be quantised, and are not."""
-    found = [
-        name.removesuffix(".weight")
-        for name, array in head.weights.items()
-        if name.endswith(".weight") and array.ndim > 1
-    ]
-    return [module for module in found if module not in head.quantization]
+    cast_one = _casting(dtype, lambda name: not name.endswith(".global_scale"))
+    return attrs.evolve(head, weights={n: cast_one(n, a) for n, a in head.weights.items()})
 
 
 @attrs.frozen
@@ -180,7 +161,7 @@ def convert(
         config: Its config.
         head: Its head.
         conversion: The options.
-        source: The folder they were read from.
+        source: The trunk's folder.
         folder: The folder to write to.
 
     Raises:
@@ -190,7 +171,8 @@ def convert(
     dtype = _dtype(conversion, config)
     predicate: Predicate | None = getattr(module, "quant_predicate", None)
     if dtype is not None:
-        _cast(module, dtype)
+        may: Callable[[str], bool] = getattr(module, "cast_predicate", lambda _: True)
+        module.update(tree_map_with_path(_casting(dtype, may), module.parameters()))
         head = cast_head(head, dtype)
     try:
         if conversion.quantize:
@@ -202,9 +184,8 @@ def convert(
             config.pop("quantization_config", None)
             module, head = dequantize_model(module), dequantize_head(head, dtype=dtype)
     except (ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{source}: mlx-lm cannot convert it with these options: {error}"
-        ) from error
+        text = f"{source}: mlx-lm cannot convert it with these options: {error}"
+        raise CheckpointError(text) from error
     save(folder / HEAD_FILE, {PREFIX + name: a for name, a in head.weights.items()})
     _save(folder, source, module, config)
     _add_to_config(folder / "config.json", head.quantization)
@@ -231,20 +212,15 @@ def _dtype(conversion: Conversion, config: Mapping[str, object]) -> mx.Dtype | N
     return DTYPES.get(name) if isinstance(name, str) else None
 
 
-def _cast(module: Module, dtype: mx.Dtype) -> None:
-    """Cast weights as mlx-lm does."""
-    may: Callable[[str], bool] = getattr(module, "cast_predicate", lambda _: True)
-
-    def convert_one(name: str, array: mx.array) -> mx.array:
+def _casting(dtype: mx.Dtype, may: Callable[[str], bool]) -> Callable[[str, mx.array], mx.array]:
+    def cast_one(name: str, array: mx.array) -> mx.array:
         floating = mx.issubdtype(array.dtype, mx.floating)
         return array.astype(dtype) if floating and may(name) else array
 
-    module.update(tree_map_with_path(convert_one, module.parameters()))
+    return cast_one
 
 
-def _choice(
-    predicate: Predicate | None, packing: Quantization
-) -> Callable[[str], Quantization | None]:
+def _choice(predicate: Predicate | None, packing: Quantization) -> QuantizationChoice:
     """Return a choice that applies the model's own predicate to its head."""
 
     def choose(name: str) -> Quantization | None:
@@ -263,12 +239,10 @@ def _add_to_config(path: Path, packings: Mapping[str, Quantization]) -> None:
     packed = config.get("quantization")
     if not isinstance(packed, dict):
         return
-    trunks = (packed.get("bits"), packed.get("group_size"), packed.get("mode", "affine"))
-    entries = {
-        PREFIX + module: packing_entry(packing)
-        for module, packing in packings.items()
-        if (packing.bits, packing.group_size, packing.mode) != trunks or packing.global_scale
-    }
+    trunk = {key: packed.get(key) for key in ("group_size", "bits")}
+    trunk["mode"] = packed.get("mode", "affine")
+    entries = {PREFIX + module: packing_entry(packing) for module, packing in packings.items()}
+    entries = {module: entry for module, entry in entries.items() if entry != trunk}
     if entries:
         config["quantization"] = config["quantization_config"] = {**packed, **entries}
         path.write_text(json.dumps(dict(sorted(config.items())), indent=4))

@@ -77,10 +77,7 @@ def head_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
     Raises:
         CheckpointError: That config does not describe a model with such a head.
     """
-    try:
-        text = _text_config(files.config, head)
-    except CheckpointError as error:
-        raise CheckpointError(f"{files.folder}: {error}") from error
+    text = _text_config(files, head)
     return {
         "model_type": MODEL_TYPE,
         "block_size": len(head.experts) + 2,
@@ -96,11 +93,11 @@ def packing_entry(packing: Quantization) -> dict[str, object]:
     return {**entry, "global_scale": True} if packing.global_scale else entry
 
 
-def _text_config(config: Mapping[str, object], head: HeadTensors) -> dict[str, object]:
-    source = section(config, "text_config") or config
+def _text_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
+    source = section(files.config, "text_config") or files.config
     # What reads a config may also write into it.
     text = deepcopy({key: value for key, value in source.items() if key not in _NOT_TEXT_KEYS})
-    args = _args(deepcopy(text))
+    args = _args(files.folder, deepcopy(text))
     defaults = {key: value for key, value in asdict(args).items() if key != "rope_scaling"}
     text = {**defaults, **text, "rope_parameters": _rope(args), LAYERS: len(head.experts)}
     text["tie_word_embeddings"] = args.tie_word_embeddings
@@ -112,18 +109,20 @@ def _text_config(config: Mapping[str, object], head: HeadTensors) -> dict[str, o
     return text
 
 
-def _args(text: dict[str, object]) -> Args:
+def _args(folder: Path, text: dict[str, object]) -> Args:
     """Return a text model's arguments as mlx-lm reads them, with defaults filled in."""
     if "hidden_size" not in text:
         raise CheckpointError(
-            "there is no config.json that describes the head's model. Put its trunk's there"
+            f"{folder}: there is no config.json that describes the head's model. Put its trunk's "
+            "there"
         )
     try:
         if text.get("model_type") == "qwen3_next":
             return cast(Args, qwen3_next.ModelArgs.from_dict(text))
         return cast(Args, qwen3_5.TextModelArgs.from_dict(text))
     except (TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"config.json: describes no model with a head: {error}") from error
+        problem = f"{folder}: config.json: describes no model with a head: {error}"
+        raise CheckpointError(problem) from error
 
 
 def _rope(args: Args) -> dict[str, object]:
@@ -144,9 +143,8 @@ def _quantization(packings: Mapping[str, Quantization]) -> dict[str, object]:
     in_order = [packings[module] for module in sorted(packings)]
     shared = Counter(attrs.evolve(packing, global_scale=False) for packing in in_order)
     common = shared.most_common(1)[0][0]
-    others = {module: packing for module, packing in packings.items() if packing != common}
-    found: dict[str, object] = packing_entry(common)
-    found |= {module: packing_entry(packing) for module, packing in others.items()}
+    others = {m: packing_entry(packing) for m, packing in packings.items() if packing != common}
+    found = {**packing_entry(common), **others}
     return {"quantization": found, "quantization_config": found}
 
 
@@ -184,18 +182,12 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def check_free(target: Path, *, replace: bool = False) -> None:
-    """Refuse a path that exists.
-
-    Args:
-        target: The path.
-        replace: Whether an existing model folder may be replaced.
+    """Refuse a path that exists, unless it is empty or a model's folder to replace.
 
     Raises:
         CheckpointError: `target` exists and may not be replaced.
     """
-    if not os.path.lexists(target):
-        return
-    if target.is_dir() and not any(target.iterdir()):
+    if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
         return
     if not replace:
         raise CheckpointError(f"{target}: exists. Name another folder, or replace it with --force")

@@ -40,6 +40,7 @@ from speculate.checkpoints.quantization import (
     Quantization,
     dequantize,
     matrix_of,
+    plain_matrices,
     quantizations,
     stored_as,
     unpack_scaled,
@@ -83,6 +84,7 @@ class HeadFiles:
     files: tuple[Path, ...]
     trunk_is_raw: bool | None
     config: Mapping[str, object] = attrs.field(repr=False)
+
 
 def find_head(path: Path) -> HeadFiles:
     """Find the head of a checkpoint. Reads headers only, and no tensor.
@@ -375,19 +377,15 @@ def summarize_head(files: HeadFiles) -> HeadSummary:
     except (KeyError, IndexError) as error:
         raise CheckpointError(f"{partial}: {error}") from error
     blocks = {matrix for name in files.tensors if (matrix := matrix_of(name))}
-    matrices = {name: array for name, array in weights.items() if name.endswith(".weight")}
-    plain = Counter(
-        str(array.dtype).rpartition(".")[2]
-        for name, array in matrices.items()
-        if array.ndim > 1 and name not in blocks and name.removesuffix(".weight") not in packings
-    )
+    modules = plain_matrices(weights, packings)
+    plain = [weights[f"{m}.weight"].dtype for m in modules if f"{m}.weight" not in blocks]
     return HeadSummary(
         files=tuple(sorted({tensor.path.name for tensor in files.tensors.values()})),
         tensors=len(files.tensors),
         size_bytes=sum(tensor.end - tensor.begin for tensor in files.tensors.values()),
         experts=tuple(layouts(files.tensors)),
         packings=tuple(Counter(packings.values()).most_common()),
-        plain=dict(plain),
+        plain=dict(Counter(str(dtype).rpartition(".")[2] for dtype in plain)),
         blocks=len(blocks),
         norms=decisions,
         unknown_tensors=tuple(files.prefix + n for n in files.tensors if n not in known),

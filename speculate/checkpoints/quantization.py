@@ -224,6 +224,17 @@ def _quantization(weights: Mapping[str, mx.array], module: str) -> Quantization:
     return Quantization(bits, group, mode, f"{module}.global_scale" in weights)
 
 
+def plain_matrices(
+    weights: Mapping[str, mx.array], packings: Mapping[str, Quantization]
+) -> list[str]:
+    """Return the modules that could be quantised, and are not."""
+    return [
+        module
+        for module, dot, part in (name.rpartition(".") for name in weights)
+        if part == "weight" and weights[module + dot + part].ndim > 1 and module not in packings
+    ]
+
+
 def dequantize(
     weights: Mapping[str, mx.array], packings: Mapping[str, Quantization], dtype: mx.Dtype
 ) -> dict[str, mx.array]:

@@ -79,7 +79,7 @@ def scan_folder(path: Path) -> FolderScan:
     tensors: dict[str, TensorEntry] = {}
     clashes: dict[str, tuple[Path, Path]] = {}
     for file in files:
-        for tensor in read_header(file).tensors:
+        for tensor in read_header(file):
             other, place = tensors.get(tensor.name), places.get(tensor.name)
             if other is None or place == file:
                 tensors[tensor.name] = tensor

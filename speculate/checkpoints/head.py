@@ -51,17 +51,14 @@ from speculate.checkpoints.safetensors import (
     check_memory,
     naming,
     open_tensors,
-    read_tensors,
 )
 from speculate.errors import CheckpointError, HeadNotFoundError, StaleIndexError
 
 _logger = logging.getLogger(__name__)
 
 DEDICATED: Final = "mtp_use_dedicated_embeddings"
-"""Key of a config: whether the head has embeddings of its own."""
-
 EMBEDDINGS: Final = ("embed_tokens.", "lm_head.", "shared_head.")
-"""Starts of the names of such embeddings."""
+"""How a config and the names of tensors say that a head has embeddings of its own."""
 
 
 @attrs.frozen
@@ -93,9 +90,8 @@ def find_head(path: Path) -> HeadFiles:
         path: A folder, or one safetensors file that holds a head.
 
     Raises:
-        HeadNotFoundError: There is none. Names the folder, the tensors that were looked for and
-            the files that were read.
-        StaleIndexError: There is none, although the index lists one. Names the index.
+        HeadNotFoundError: There is none. Names the tensors looked for and the files read.
+        StaleIndexError: There is none, although the index lists one.
         CheckpointError: A file is damaged or missing, or there is more than one head.
     """
     found = scan_folder(path)
@@ -227,13 +223,12 @@ def read_head(
         done: Called after each tensor was read, with its size in bytes.
 
     Raises:
-        CheckpointError: The head is incomplete, or stored in an unsupported way. Names the
-            tensor.
+        CheckpointError: The head is incomplete, or stored in an unsupported way.
     """
     _refuse_embeddings(files)
     wanted = _known(files)
-    unknown_tensors = [name for name in files.tensors if name not in wanted]
     weights = _read(files, wanted, done)
+    unknown_tensors = [name for name in files.tensors if name not in wanted]
     experts = layouts(files.tensors)
     _check_whole(files, weights, experts, unknown_tensors)
     decisions = decide(weights, files.trunk_is_raw, norms)
@@ -265,10 +260,13 @@ def _read(
     files: HeadFiles, wanted: Mapping[str, TensorEntry], done: Callable[[int], None]
 ) -> dict[str, mx.array]:
     check_memory(wanted)
-    singles = {name: t for name, t in wanted.items() if is_single(matrix_of(name) or name)}
-    weights = read_tensors({n: t for n, t in wanted.items() if n not in singles}, done)
-    # These are read one by one when they are stacked.
-    weights |= open_tensors(singles)
+    weights = open_tensors(wanted)
+    for name, tensor in wanted.items():
+        # Single experts are read one by one when they are stacked.
+        if not is_single(matrix_of(name) or name):
+            with naming(tensor.path):
+                mx.eval(weights[name])
+            done(tensor.size)
     with naming(_place(files)):
         norm = weights.get("pre_fc_norm_hidden.weight")
         dtype = mx.bfloat16 if norm is None else norm.dtype
@@ -296,17 +294,15 @@ def _check_whole(
     experts: Sequence[str],
     unknown_tensors: Sequence[str],
 ) -> None:
-    with_experts = [index for index, layout in enumerate(experts) if layout != DENSE]
-    needed = required(max(len(experts), 1), with_experts)
     for name, weight in weights.items():
         if weight.ndim != rank(name):
             text = f"{files.folder}: {files.prefix}{name} has shape {weight.shape}"
             raise CheckpointError(f"{text}, and needs {rank(name)} axes")
-    missing = [files.prefix + name for name in needed if name not in weights]
-    if missing:
-        text = f"{files.folder}: holds only a part of a head: {missing[0]} is missing"
-        text += f", and {len(missing) - 1} more" if missing[1:] else ""
-        if stored := stored_as(files.tensors, missing[0].removeprefix(files.prefix)):
+    if missing := [name for name in required(experts or [DENSE]) if name not in weights]:
+        first, *others = missing
+        text = f"{files.folder}: holds only a part of a head: {files.prefix}{first} is missing"
+        text += f", and {len(others)} more" if others else ""
+        if stored := stored_as(files.tensors, first):
             text += f": {stored}, which is not a supported packing. {SUPPORTED}"
         text += f". Unknown names: {', '.join(unknown_tensors)}" if unknown_tensors else ""
         raise CheckpointError(text)
@@ -364,11 +360,10 @@ def summarize_head(files: HeadFiles) -> HeadSummary:
     """
     known = _known(files)
     weights = open_tensors({name: t for name, t in known.items() if matrix_of(name) is None})
-    names = norms(max(count_layers(weights), 1))
-    missing = [files.prefix + name for name in names if name not in weights]
     partial = f"{files.folder}: holds only a part of a head"
-    if missing:
-        raise CheckpointError(f"{partial}: {missing[0]} is missing")
+    for name in norms(max(count_layers(weights), 1)):
+        if name not in weights:
+            raise CheckpointError(f"{partial}: {files.prefix}{name} is missing")
     decisions = decide(weights, files.trunk_is_raw)
     try:
         with naming(_place(files)):
@@ -382,7 +377,7 @@ def summarize_head(files: HeadFiles) -> HeadSummary:
     return HeadSummary(
         files=tuple(sorted({tensor.path.name for tensor in files.tensors.values()})),
         tensors=len(files.tensors),
-        size_bytes=sum(tensor.end - tensor.begin for tensor in files.tensors.values()),
+        size_bytes=sum(tensor.size for tensor in files.tensors.values()),
         experts=tuple(layouts(files.tensors)),
         packings=tuple(Counter(packings.values()).most_common()),
         plain=dict(Counter(str(dtype).rpartition(".")[2] for dtype in plain)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import mlx.core as mx
@@ -91,13 +91,13 @@ def count_layers(names: Iterable[str]) -> int:
     return max((int(match[1]) + 1 for match in found if match), default=0)
 
 
-def required(layers: int, expert_layers: Collection[int]) -> list[str]:
-    """Return the names that a complete head of this many layers has, experts stacked."""
+def required(layouts: Sequence[str]) -> list[str]:
+    """Return the names that a complete head of such layers has, experts stacked."""
     names = ["fc", *OUTER_NORMS, FINAL_NORM]
-    for index in range(layers):
+    for index, layout in enumerate(layouts):
         inner = [*LAYER_NORMS, *ATTENTION_NORMS, *(f"self_attn.{part}_proj" for part in "qkvo")]
         groups = ["mlp"]
-        if index in expert_layers:
+        if layout != DENSE:
             inner += ["mlp.gate", "mlp.shared_expert_gate"]
             groups = ["mlp.switch_mlp", "mlp.shared_expert"]
         inner += [f"{group}.{part}" for group in groups for part in PROJECTIONS]
@@ -107,7 +107,7 @@ def required(layers: int, expert_layers: Collection[int]) -> list[str]:
 
 def norms(layers: int) -> list[str]:
     """Return the names of the norms among `required`."""
-    return [name for name in required(layers, ()) if _NORM.fullmatch(name)]
+    return [name for name in required([DENSE] * layers) if _NORM.fullmatch(name)]
 
 
 def layouts(names: Mapping[str, object]) -> list[str]:

@@ -14,28 +14,22 @@ from speculate.checkpoints.safetensors import SUPPORTED, TensorEntry
 from speculate.errors import CheckpointError
 
 SUFFIXES: Final = ("_scale_inv", "_scale")
-"""Suffixes of a matrix's name that name its scales. Either way scales are factors."""
-
 NOT_MATRIX: Final = (".bias", "scales", "biases", "global_scale")
-"""Ends of names that are not a matrix's."""
+"""Suffixes of a matrix's name that name its scales, factors in either case; and ends of names that
+are not a matrix's."""
 
 DEFAULT_BLOCK: Final = (128, 128)
 """Rows and columns of a block, if the config does not say."""
 
 EXPONENT_BIAS: Final = 127
-"""Bias of scales that are stored as exponents."""
-
 EXPONENT_GROUP: Final = 32
-"""Columns that share a scale, for scales stored as exponents row by row."""
+"""Scales stored as exponents: their bias, and the columns that share one in scales row by row."""
 
 AFFINE_BITS: Final = (1, 2, 3, 4, 5, 6, 8)
-"""Bits a weight that mlx's affine mode has."""
-
 AFFINE_GROUPS: Final = (32, 64, 128)
-"""Group sizes that it has."""
-
 MODES: Final = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
-"""(bits, group size) -> mode, for modes whose scales are bytes."""
+"""What mlx has: bits and group sizes of affine, and (bits, group size) -> mode for modes whose
+scales are bytes."""
 
 
 def matrix_of(name: str) -> str | None:
@@ -55,13 +49,12 @@ def unpack_scaled(
 ) -> None:
     """Multiply every matrix of 8-bit floats with its scales, in place. Synchronises.
 
+    `x.weight` `(..., rows, columns)` as `uint8` goes with `x.weight_scale_inv` or
+    `x.weight_scale`: one number, one for each row, each group of a row's columns or each block.
     Single experts are left lazy: they are computed when they are stacked.
 
     Args:
-        weights: Tensors by name; changed, so that packed ones can be freed. `x.weight`
-            `(..., rows, columns)` as `uint8` goes with `x.weight_scale_inv` or
-            `x.weight_scale`: one number, one for each row, each group of a row's columns or
-            each block.
+        weights: Tensors by name; changed, so that packed ones can be freed.
         tensors: The same tensors on disk.
         config: The checkpoint's config, with the size of a block.
         dtype: Dtype of the result.
@@ -81,7 +74,10 @@ def unpack_scaled(
         elif (fitting := _grid(weight, scales, block)) is None:
             reason = f"has scales that fit neither the matrix, its rows, nor blocks of {block}"
         else:
-            weights[matrix] = _multiply(weight, _plain(fitting), dtype, block)
+            numbers = fitting.astype(mx.float32)
+            if scales.dtype == mx.uint8:
+                numbers = mx.power(2.0, numbers - EXPONENT_BIAS)
+            weights[matrix] = _multiply(weight, numbers, dtype, block)
             if not is_single(matrix):
                 mx.eval(weights[matrix])
             continue
@@ -114,12 +110,6 @@ def _grid(weight: mx.array, scales: mx.array, block: tuple[int, int]) -> mx.arra
 
 def _blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
-
-
-def _plain(scales: mx.array) -> mx.array:
-    """Return scales as floats. Bytes hold the exponent of a power of two."""
-    numbers = scales.astype(mx.float32)
-    return mx.power(2.0, numbers - EXPONENT_BIAS) if scales.dtype == mx.uint8 else numbers
 
 
 def _multiply(
@@ -168,13 +158,7 @@ def stored_as(tensors: Mapping[str, TensorEntry], name: str) -> str:
 
 
 def quantizations(weights: Mapping[str, mx.array]) -> dict[str, Quantization]:
-    """Infer the quantisation of every matrix that has scales from shapes and dtypes.
-
-    Args:
-        weights: A whole head, by name without prefix, experts stacked.
-
-    Returns:
-        Module -> quantisation. Other modules are not quantised.
+    """Infer how each module is quantised that has scales, from shapes and dtypes of a whole head.
 
     Raises:
         CheckpointError: A matrix has a quantisation that mlx does not have.
@@ -183,7 +167,7 @@ def quantizations(weights: Mapping[str, mx.array]) -> dict[str, Quantization]:
     return {module: _quantization(weights, module) for module in modules}
 
 
-def input_width(weights: Mapping[str, mx.array], module: str) -> int:
+def _input_width(weights: Mapping[str, mx.array], module: str) -> int:
     """Return the columns of a matrix before quantisation, from the matrices that feed it."""
     width = weights["pre_fc_norm_hidden.weight"].shape[0]
     owner, _, name = module.rpartition(".")
@@ -201,7 +185,7 @@ def _quantization(weights: Mapping[str, mx.array], module: str) -> Quantization:
     packed, scales = weights.get(f"{module}.weight"), weights[f"{module}.scales"]
     if packed is None or packed.dtype != mx.uint32:
         raise CheckpointError(f"{module}: has scales, but no matrix packed in 32-bit words")
-    width = input_width(weights, module)
+    width = _input_width(weights, module)
     bits, odd_bits = divmod(packed.shape[-1] * 32, max(width, 1))
     group, odd_group = divmod(width, max(scales.shape[-1], 1))
     affine = scales.dtype != mx.uint8
@@ -238,12 +222,7 @@ def plain_matrices(
 def dequantize(
     weights: Mapping[str, mx.array], packings: Mapping[str, Quantization], dtype: mx.Dtype
 ) -> dict[str, mx.array]:
-    """Return the tensors with the matrices of these modules dequantised.
-
-    Args:
-        weights: Tensors by name.
-        packings: Module -> quantisation.
-        dtype: Dtype of the dequantised matrices.
+    """Return the tensors with the matrices of these modules dequantised to a dtype.
 
     Raises:
         CheckpointError: Each expert has a scale of its own, which only a GPU dequantises.

@@ -21,10 +21,8 @@ HEADER_LIMIT: Final = 8 * 2**20
 """Longest header that is read, in bytes: over 50,000 tensors in one file."""
 
 RANK_LIMIT: Final = 16
-"""Most axes of a tensor."""
-
 DIMENSION_LIMIT: Final = 2**48
-"""Largest dimension of a tensor."""
+"""Most axes of a tensor, and its largest dimension."""
 
 JSON_PARTS_LIMIT: Final = 2**20
 """Most keys, lists and objects in a JSON file; 262,144 tokens with their merges are 0.9 million."""
@@ -71,26 +69,17 @@ class TensorEntry:
     end: int
     path: Path
 
-
-@attrs.frozen
-class Header:
-    """A file's header, checked against the size of the file.
-
-    Attributes:
-        length: Size of the header in bytes, without the eight bytes that store it.
-        tensors: Entries in the order of their offsets.
-    """
-
-    length: int
-    tensors: tuple[TensorEntry, ...]
+    @property
+    def size(self) -> int:
+        """Its bytes in the file."""
+        return self.end - self.begin
 
 
-def read_header(path: Path) -> Header:
-    """Read a file's header, and none of its tensors.
+def read_header(path: Path) -> tuple[TensorEntry, ...]:
+    """Read a file's header: an entry for each tensor, in the order of their offsets.
 
     Raises:
-        CheckpointError: The file is not a safetensors file, or its header does not fit its
-            size. Names the file and the reason.
+        CheckpointError: It is no safetensors file, or its header does not fit its size.
     """
     size = file_size(path)
     try:
@@ -104,7 +93,7 @@ def read_header(path: Path) -> Header:
     tensors = [_entry(path, name, value) for name, value in found.items()]
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
     _check_layout(path, tensors, size - 8 - length)
-    return Header(length, tuple(tensors))
+    return tuple(tensors)
 
 
 def file_size(path: Path) -> int:
@@ -125,13 +114,12 @@ def file_size(path: Path) -> int:
 def parse_json(
     path: Path, raw: bytes, repeated: Callable[[Sequence[str]], None]
 ) -> dict[str, object]:
-    """Parse a JSON object. If a key is repeated the last value counts.
+    """Parse a JSON object, as UTF-8. If a key is repeated the last value counts.
 
     Args:
         path: Its file, for errors.
-        raw: Its text, UTF-8.
-        repeated: Called with the repeated keys of an object, also of a nested one. May raise
-            `ValueError` to refuse them.
+        raw: Its text.
+        repeated: Called with an object's repeated keys; raises `ValueError` to refuse them.
 
     Raises:
         CheckpointError: `raw` is no JSON object, or has more than `JSON_PARTS_LIMIT` parts.
@@ -161,19 +149,19 @@ def _refuse_repeated(keys: Sequence[str]) -> None:
 
 
 def _header_length(path: Path, size: int, prefix: bytes) -> int:
-    if size < 8:
-        raise CheckpointError(f"{path}: is not a safetensors file: it has {size} bytes")
     length = int.from_bytes(prefix, "little")
-    if length > HEADER_LIMIT:
-        raise CheckpointError(
-            f"{path}: is not a safetensors file, or a damaged one: it claims a header of "
-            f"{length} bytes, and at most {HEADER_LIMIT} are read"
+    if size < 8:
+        problem = f"is not a safetensors file: it has {size} bytes"
+    elif length > HEADER_LIMIT:
+        problem = (
+            f"is not a safetensors file, or a damaged one: it claims a header of {length} bytes, "
+            f"and at most {HEADER_LIMIT} are read"
         )
-    if length > size - 8:
-        raise CheckpointError(
-            f"{path}: is cut short: it claims a header of {length} bytes and has {size} in all"
-        )
-    return length
+    elif length > size - 8:
+        problem = f"is cut short: it claims a header of {length} bytes and has {size} in all"
+    else:
+        return length
+    raise CheckpointError(f"{path}: {problem}")
 
 
 def _entry(path: Path, name: str, value: object) -> TensorEntry:
@@ -203,33 +191,16 @@ def _check_layout(path: Path, tensors: Sequence[TensorEntry], size: int) -> None
                 f"which overlap others or leave a hole at {position}"
             )
         bits = _BITS.get(tensor.dtype)
-        if bits is not None and prod(tensor.shape) * bits != (tensor.end - tensor.begin) * 8:
+        if bits is not None and prod(tensor.shape) * bits != tensor.size * 8:
             raise CheckpointError(
                 f"{path}: tensor {tensor.name!r} is {tensor.dtype} of shape {tensor.shape}, and "
-                f"claims {tensor.end - tensor.begin} bytes"
+                f"claims {tensor.size} bytes"
             )
         position = tensor.end
     if position != size:
         raise CheckpointError(
             f"{path}: is cut short or damaged: its tensors take {position} bytes, {size} are there"
         )
-
-
-def read_tensors(
-    entries: Mapping[str, TensorEntry], done: Callable[[int], None] = lambda _: None
-) -> dict[str, mx.array]:
-    """Read tensors into memory; errors are those of `open_tensors`. Synchronises.
-
-    Args:
-        entries: Name in the result -> entry.
-        done: Called after each tensor was read, with its size in bytes.
-    """
-    arrays = open_tensors(entries)
-    for name, entry in entries.items():
-        with naming(entry.path):
-            mx.eval(arrays[name])
-        done(entry.end - entry.begin)
-    return arrays
 
 
 def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
@@ -239,18 +210,23 @@ def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
         entries: Name in the result -> entry.
 
     Raises:
-        CheckpointError: A file changed since its header was read, or a dtype is one that mlx
-            does not have.
+        CheckpointError: A file changed since its header was read, or mlx lacks a dtype.
     """
-    by_file: dict[Path, list[TensorEntry]] = defaultdict(list)
+    by_file: dict[Path, set[TensorEntry]] = defaultdict(set)
     for entry in entries.values():
         if entry.dtype not in LOADABLE:
             raise CheckpointError(
                 f"{entry.path}: tensor {entry.name!r} is {entry.dtype} {entry.shape}, which mlx "
                 f"cannot read. {SUPPORTED}"
             )
-        by_file[entry.path].append(entry)
-    found = {path: _open_file(path, wanted) for path, wanted in by_file.items()}
+        by_file[entry.path].add(entry)
+    found: dict[Path, dict[str, mx.array]] = {}
+    for path, wanted in by_file.items():
+        if not wanted <= set(read_header(path)):
+            raise CheckpointError(f"{path}: changed while it was read")
+        with naming(path):
+            # Reads only the header.
+            found[path] = cast(dict[str, mx.array], mx.load(str(path), format="safetensors"))
     return {name: found[entry.path][entry.name] for name, entry in entries.items()}
 
 
@@ -262,7 +238,7 @@ def check_memory(entries: Mapping[str, TensorEntry]) -> None:
     """
     if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys():
         return
-    size = sum(entry.end - entry.begin for entry in entries.values())
+    size = sum(entry.size for entry in entries.values())
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory:
         path = next(iter(entries.values())).path
@@ -284,12 +260,3 @@ def naming(place: Path) -> Iterator[None]:
         raise CheckpointError(f"{place}: {error}") from error
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{place}: cannot be read: {error}") from error
-
-
-def _open_file(path: Path, wanted: Sequence[TensorEntry]) -> dict[str, mx.array]:
-    if not set(wanted) <= set(read_header(path).tensors):
-        raise CheckpointError(f"{path}: changed while it was read")
-    with naming(path):
-        # Reads only the header.
-        every = cast(dict[str, mx.array], mx.load(str(path), format="safetensors"))
-        return {entry.name: every[entry.name] for entry in wanted}

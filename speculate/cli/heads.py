@@ -172,7 +172,7 @@ def _read_head(
     from speculate.checkpoints.convert import as_trunks, dequantize_head, quantize_head
     from speculate.checkpoints.quantization import plain_matrices
 
-    size = sum(tensor.end - tensor.begin for tensor in files.tensors.values())
+    size = sum(tensor.size for tensor in files.tensors.values())
     reading = shown.add("Reading", size)
     head = read_head(files, done=reading.advance)
     reading.advance_to(size)

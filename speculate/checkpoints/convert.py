@@ -32,19 +32,12 @@ QuantizationChoice = Callable[[str], Quantization | None]
 """Returns how to quantise a module, by its name without prefix; `None` leaves it unquantised."""
 
 ROUTERS: Final = ("mlp.gate", "mlp.shared_expert_gate")
-"""Ends of the names of routers."""
-
 FINE: Final = Quantization(bits=8, group_size=64, mode="affine")
-"""Quantisation of routers by mlx-lm's own predicate, regardless of the other modules'."""
-
-PARTS: Final = ("weight", "scales", "biases", "global_scale")
-"""Tensors of a quantised matrix, in the order of `mx.quantize`."""
+"""Ends of the names of routers, and their quantisation by mlx-lm's own predicate."""
 
 HEAD_FILE: Final = "mtp.safetensors"
-"""mlx-lm loads `model*.safetensors` and ignores this file."""
-
 PREFIX: Final = "mtp."
-"""Prefix of the head's names in that file."""
+"""The head's file, which mlx-lm ignores: it loads `model*.safetensors`; and the names' prefix."""
 
 COPIED: Final = ("*.py", "generation_config.json", "config.*.json")
 """Files copied: those of mlx-lm, and configs that `configuration_files` of `config.json` names."""
@@ -69,10 +62,7 @@ def quantize_head(
 ) -> HeadTensors:
     """Quantise every plain matrix whose width is a multiple of the group size. Synchronises.
 
-    Args:
-        head: From `read_head`.
-        choose: How to quantise each module.
-        done: Called with the name of each module after it was processed.
+    `done` is called with the name of each module after it was processed.
     """
     weights, packings = dict(head.weights), dict(head.quantization)
     for module in plain_matrices(weights, packings):
@@ -81,8 +71,8 @@ def quantize_head(
             packed = mx.quantize(matrix, packing.group_size, packing.bits, mode=packing.mode)
             mx.eval(packed)
             # zip stops early: only affine has biases.
-            parts = zip(PARTS, packed, strict=False)
-            weights.update((f"{module}.{part}", array) for part, array in parts)
+            for part, array in zip(("weight", "scales", "biases"), packed, strict=False):
+                weights[f"{module}.{part}"] = array
             packings[module] = packing
         done(module)
     return attrs.evolve(head, weights=weights, quantization=packings)
@@ -91,7 +81,7 @@ def quantize_head(
 def dequantize_head(
     head: HeadTensors, *, keep: QuantizationChoice = lambda _: None, dtype: mx.Dtype | None = None
 ) -> HeadTensors:
-    """Dequantise matrices.
+    """Dequantise the matrices whose quantisation is not the one that `keep` returns for them.
 
     Args:
         head: From `read_head`.
@@ -206,9 +196,9 @@ def _save(folder: Path, source: Path, module: Module, config: dict[str, object])
 
 def _dtype(conversion: Conversion, config: Mapping[str, object]) -> mx.Dtype | None:
     """Return the dtype to cast to, as mlx-lm does: the option, or the config's."""
-    inner = section(config, "text_config").get("dtype")
-    names = (conversion.dtype, config.get("torch_dtype"), inner)
-    name = next((name for name in names if name is not None), None)
+    name = conversion.dtype or config.get("torch_dtype")
+    if name is None:
+        name = section(config, "text_config").get("dtype")
     return DTYPES.get(name) if isinstance(name, str) else None
 
 

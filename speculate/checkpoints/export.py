@@ -24,12 +24,6 @@ from speculate.checkpoints.names import DENSE
 from speculate.checkpoints.quantization import Quantization
 from speculate.errors import CheckpointError
 
-MODEL_TYPE: Final = "qwen3_5_mtp"
-"""`model_type` of a published head checkpoint."""
-
-LAYERS: Final = "mtp_num_hidden_layers"
-"""Key of a text config: layers of the head."""
-
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
 """Files of a tokenizer that are copied with a head."""
 
@@ -44,13 +38,7 @@ Args = qwen3_5.TextModelArgs | qwen3_next.ModelArgs
 
 
 def write_head_checkpoint(folder: Path, head: HeadTensors, config: Mapping[str, object]) -> None:
-    """Write a head's weights and config into a folder, the config last.
-
-    Args:
-        folder: An empty folder.
-        head: From `read_head`.
-        config: From `head_config`.
-    """
+    """Write a head's weights and its `head_config` into an empty folder, the config last."""
     save(folder / "model.safetensors", head.weights)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
@@ -70,16 +58,12 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 def head_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
     """Return the config of a head checkpoint.
 
-    Args:
-        files: The head's files, with the config of its model.
-        head: From `read_head`.
-
     Raises:
-        CheckpointError: That config does not describe a model with such a head.
+        CheckpointError: The config that came with the head describes no model with such a head.
     """
     text = _text_config(files, head)
     return {
-        "model_type": MODEL_TYPE,
+        "model_type": "qwen3_5_mtp",
         "block_size": len(head.experts) + 2,
         "tie_word_embeddings": text["tie_word_embeddings"],
         "text_config": text,
@@ -99,9 +83,9 @@ def _text_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
     text = deepcopy({key: value for key, value in source.items() if key not in _NOT_TEXT_KEYS})
     args = _args(files.folder, deepcopy(text))
     defaults = {key: value for key, value in asdict(args).items() if key != "rope_scaling"}
-    text = {**defaults, **text, "rope_parameters": _rope(args), LAYERS: len(head.experts)}
+    text = {**defaults, **text, "rope_parameters": _rope(args), DEDICATED: False}
+    text["mtp_num_hidden_layers"] = len(head.experts)
     text["tie_word_embeddings"] = args.tie_word_embeddings
-    text[DEDICATED] = False
     if args.num_experts and all(layout == DENSE for layout in head.experts):
         # The trunk has experts, and its head has none.
         rows = head.weights["layers.0.mlp.gate_proj.weight"].shape[0]
@@ -143,8 +127,8 @@ def _quantization(packings: Mapping[str, Quantization]) -> dict[str, object]:
     in_order = [packings[module] for module in sorted(packings)]
     shared = Counter(attrs.evolve(packing, global_scale=False) for packing in in_order)
     common = shared.most_common(1)[0][0]
-    others = {m: packing_entry(packing) for m, packing in packings.items() if packing != common}
-    found = {**packing_entry(common), **others}
+    found = packing_entry(common)
+    found |= {m: packing_entry(packing) for m, packing in packings.items() if packing != common}
     return {"quantization": found, "quantization_config": found}
 
 

@@ -24,19 +24,15 @@ JSON_LIMIT: Final = 64 * 2**20
 """Longest index or config that is read, in bytes."""
 
 LAYER_LIMIT: Final = 1024
-"""Most layers that a config may have."""
+FILE_LIMIT: Final = 10_000
+"""Most layers of a config, and most files that an index may list."""
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 """End of the name of an index file."""
 
-FILE_LIMIT: Final = 10_000
-"""Most files that an index may list."""
-
 SHOWN: Final = 3
-"""Most repeated keys that are quoted in a warning."""
-
 REASON_LIMIT: Final = 300
-"""Most characters quoted of another library's error."""
+"""Most repeated keys that a warning quotes, and most characters of another library's error."""
 
 
 @attrs.frozen
@@ -154,12 +150,10 @@ def section(config: Mapping[str, object], key: str) -> Mapping[str, object]:
 
 
 def check_layers(config: Mapping[str, object], folder: Path) -> None:
-    """Refuse a config with an absurd number of layers, before a model is made from it.
-
-    A model without weights allocates memory for nothing but its list of layers.
+    """Refuse an absurd number of layers: a model allocates memory for each, even without weights.
 
     Raises:
-        CheckpointError: It has more than `LAYER_LIMIT`.
+        CheckpointError: The config has more than `LAYER_LIMIT`.
     """
     for level in (config, section(config, "text_config")):
         for key, value in level.items():
@@ -179,11 +173,7 @@ def _inside(folder: Path, index: Path, name: str) -> Path:
 
 @contextmanager
 def wrap_errors(folder: Path, what: str) -> Iterator[None]:
-    """Turn another library's exception into an error that names the folder.
-
-    Args:
-        folder: The folder that the body reads.
-        what: What failed, for the message.
+    """Turn another library's exception into an error that names the folder and what failed.
 
     Raises:
         CheckpointError: The body raised an exception that is not a `SpeculateError`.

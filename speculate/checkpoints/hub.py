@@ -21,7 +21,7 @@ from speculate.validation import refuse
 _logger = logging.getLogger(__name__)
 
 REPOSITORY: Final = re.compile(r"[\w][\w.-]*/[\w.-]+")
-"""Name of a hub repository."""
+"""Name of a hub repository: `owner/name`."""
 
 HEAD_PATTERN: Final = "*mtp*.safetensors"
 """Name of a head's own file: `mtp.safetensors`, `model-mtp.safetensors`, ..."""
@@ -74,10 +74,6 @@ def resolve_checkpoint(
 def download(repository: str, revision: str | None = None) -> Path:
     """Download the files of a model and its head that are not in the local cache.
 
-    Args:
-        repository: `owner/name`.
-        revision: A branch, a tag or a commit.
-
     Returns:
         The folder. Without a connection it may lack the head's files, if everything that mlx-lm
         needs is there.
@@ -100,14 +96,7 @@ def download(repository: str, revision: str | None = None) -> Path:
 
 
 def download_head(repository: str, revision: str | None = None) -> Path:
-    """Download only the files of a repository that hold its head.
-
-    Args:
-        repository: `owner/name`: a model that kept its head, or a head on its own.
-        revision: A branch, a tag or a commit.
-
-    Returns:
-        The folder, which may lack most of the trunk.
+    """Download only those files of a model, or of a head on its own, that hold the head.
 
     Raises:
         CheckpointError: The download failed. Says why, and what to do.

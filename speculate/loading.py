@@ -305,20 +305,20 @@ def _load_stock(
     from speculate.checkpoints.trunk import dequantize_model, load_trunk
     from speculate.models.registry import adapter_for
 
-    config = None if overrides is None else dict(overrides)
-    trust = trust_remote_code
     with wrap_errors(folder, "mlx-lm cannot load the model"):
-        stock, known = load_trunk(folder, lazy=True, model_config=config, trust_remote_code=trust)
+        stock, config = load_trunk(
+            folder, lazy=True, model_config=overrides, trust_remote_code=trust_remote_code
+        )
         adapter_for(stock)  # Refuses an unsupported model before its weights are read.
         if dequantize:
             dequantize_model(stock)
         if not lazy:
             mx.eval(cast("Module", stock).parameters())
-    return stock, known
+    return stock, config
 
 
 def _head_for(
-    stock: StockModel, folder: Path, head: Path | str | Literal[False] | None, dequantize: bool
+    stock: StockModel, folder: Path, head: Path | Literal[False] | None, dequantize: bool
 ) -> MTPHead | None:
     """Load the head that `load` attaches: by default the folder's own, if it can be used."""
     if head is not None:
@@ -337,11 +337,7 @@ def _head_for(
 
 
 def check_folder(folder: Path, overrides: Mapping[str, object] | None) -> None:
-    """Refuse a folder that mlx-lm could not load, reading configs and headers only.
-
-    Args:
-        folder: The model's folder.
-        overrides: Entries that override those of `config.json`.
+    """Refuse a model's folder that mlx-lm could not load, reading configs and headers only.
 
     Raises:
         CheckpointError: It is not a folder, or part of it is missing or damaged.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from mlx_lm.utils import (
 )
 
 from speculate.checkpoints.export import packing_entry, save
-from speculate.checkpoints.folder import read_json, section
+from speculate.checkpoints.folder import section
 from speculate.checkpoints.head import HeadTensors
 from speculate.checkpoints.quantization import Quantization, dequantize, plain_matrices
 from speculate.errors import CheckpointError, OptionError
@@ -81,15 +80,9 @@ def quantize_head(
 def dequantize_head(
     head: HeadTensors, *, keep: QuantizationChoice = lambda _: None, dtype: mx.Dtype | None = None
 ) -> HeadTensors:
-    """Dequantise the matrices whose quantisation is not the one that `keep` returns for them.
+    """Dequantise the matrices that do not have the quantisation that they may keep.
 
-    Args:
-        head: From `read_head`.
-        keep: The quantisation that a module may keep.
-        dtype: Dtype of the result; by default that of the head's norms.
-
-    Raises:
-        CheckpointError: See `quantization.dequantize`.
+    Their dtype is that of the head's norms by default. Errors are those of `dequantize`.
     """
     kept = {m: packing for m, packing in head.quantization.items() if keep(m) == packing}
     packings = {m: packing for m, packing in head.quantization.items() if m not in kept}
@@ -127,11 +120,6 @@ class Conversion:
         if self.quantize and self.dequantize:
             raise OptionError("choose either quantize or dequantize, not both")
 
-    def packing(self) -> Quantization:
-        """Return bits, group size and mode, with defaults filled in."""
-        group, bits = DEFAULTS[self.mode]
-        return Quantization(self.bits or bits, self.group_size or group, self.mode)
-
 
 def convert(
     stock: StockModel,
@@ -166,9 +154,11 @@ def convert(
         head = cast_head(head, dtype)
     try:
         if conversion.quantize:
-            asked = (conversion.group_size, conversion.bits, conversion.mode)
-            module, config = quantize_model(module, config, *asked)
-            head = quantize_head(head, _choice(predicate, conversion.packing()))
+            group, bits = DEFAULTS[conversion.mode]
+            group, bits = conversion.group_size or group, conversion.bits or bits
+            module, config = quantize_model(module, config, group, bits, conversion.mode)
+            packing = Quantization(bits, group, conversion.mode)
+            head = quantize_head(head, _choice(predicate, packing))
         if conversion.dequantize:
             config.pop("quantization", None)
             config.pop("quantization_config", None)
@@ -177,8 +167,7 @@ def convert(
         text = f"{source}: mlx-lm cannot convert it with these options: {error}"
         raise CheckpointError(text) from error
     save(folder / HEAD_FILE, {PREFIX + name: a for name, a in head.weights.items()})
-    _save(folder, source, module, config)
-    _add_to_config(folder / "config.json", head.quantization)
+    _save(folder, source, module, _add_head(config, head.quantization))
 
 
 def _save(folder: Path, source: Path, module: Module, config: dict[str, object]) -> None:
@@ -223,16 +212,13 @@ def _choice(predicate: Predicate | None, packing: Quantization) -> QuantizationC
     return choose
 
 
-def _add_to_config(path: Path, packings: Mapping[str, Quantization]) -> None:
-    """Add quantisations of the head that differ from the trunk's to the config."""
-    config = read_json(path)
+def _add_head(config: dict[str, object], packings: Mapping[str, Quantization]) -> dict[str, object]:
+    """Return the config with those quantisations of the head that differ from the trunk's."""
     packed = config.get("quantization")
     if not isinstance(packed, dict):
-        return
+        return config
     trunk = {key: packed.get(key) for key in ("group_size", "bits")}
     trunk["mode"] = packed.get("mode", "affine")
     entries = {PREFIX + module: packing_entry(packing) for module, packing in packings.items()}
-    entries = {module: entry for module, entry in entries.items() if entry != trunk}
-    if entries:
-        config["quantization"] = config["quantization_config"] = {**packed, **entries}
-        path.write_text(json.dumps(dict(sorted(config.items())), indent=4))
+    own = {module: entry for module, entry in entries.items() if entry != trunk}
+    return {**config, "quantization": {**packed, **own}}

@@ -137,14 +137,8 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a folder to fill, which is renamed to `target` if the body does not raise.
 
     Until then it is in a hidden folder next to `target`, which stays unchanged. A process that is
-    killed leaves that hidden folder, and nothing else.
-
-    Args:
-        target: Its final path.
-        replace: Replace an existing model folder.
-
-    Yields:
-        The path of the folder to fill.
+    killed leaves that hidden folder, and nothing else. With `replace`, an existing model folder
+    gives way.
 
     Raises:
         CheckpointError: `target` exists and may not be replaced, or the folder cannot be made.
@@ -166,11 +160,7 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def check_free(target: Path, *, replace: bool = False) -> None:
-    """Refuse a path that exists, unless it is empty or a model's folder to replace.
-
-    Raises:
-        CheckpointError: `target` exists and may not be replaced.
-    """
+    """Refuse a path that exists, unless it is an empty folder or a model's that gives way."""
     if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
         return
     if not replace:
@@ -180,11 +170,7 @@ def check_free(target: Path, *, replace: bool = False) -> None:
 
 
 def check_apart(target: Path, source: Path) -> None:
-    """Refuse to replace the folder that is read.
-
-    Raises:
-        CheckpointError: `target` is `source`, or contains it.
-    """
+    """Refuse a path to write to that is the source, or contains it."""
     # Path.resolve raises on circular links; this does not.
     place = Path(os.path.realpath(source))
     if Path(os.path.realpath(target)) in (place, *place.parents):

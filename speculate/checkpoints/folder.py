@@ -106,11 +106,7 @@ def listed(folder: Path) -> dict[str, Path]:
 
 
 def visible_files(folder: Path, suffix: str) -> list[Path]:
-    """Return files by suffix, without hidden ones, which a file manager may have made.
-
-    Raises:
-        CheckpointError: The folder cannot be read.
-    """
+    """Return files by suffix, without hidden ones, which a file manager may have made."""
     try:
         paths = sorted(folder.iterdir())
     except OSError as error:
@@ -150,11 +146,7 @@ def section(config: Mapping[str, object], key: str) -> Mapping[str, object]:
 
 
 def check_layers(config: Mapping[str, object], folder: Path) -> None:
-    """Refuse an absurd number of layers: a model allocates memory for each, even without weights.
-
-    Raises:
-        CheckpointError: The config has more than `LAYER_LIMIT`.
-    """
+    """Refuse an absurd number of layers: a model without weights allocates memory for each."""
     for level in (config, section(config, "text_config")):
         for key, value in level.items():
             if "layer" in key and isinstance(value, int) and value > LAYER_LIMIT:
@@ -173,11 +165,7 @@ def _inside(folder: Path, index: Path, name: str) -> Path:
 
 @contextmanager
 def wrap_errors(folder: Path, what: str) -> Iterator[None]:
-    """Turn another library's exception into an error that names the folder and what failed.
-
-    Raises:
-        CheckpointError: The body raised an exception that is not a `SpeculateError`.
-    """
+    """Turn another library's error into a `CheckpointError` that names the folder and `what`."""
     try:
         yield
     except SpeculateError:
@@ -195,11 +183,7 @@ def summarize_error(error: BaseException) -> str:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a folder with files that mlx-lm could not open: pipes, and broken weights.
-
-    Raises:
-        CheckpointError: Names the first such file.
-    """
+    """Refuse a folder with files that mlx-lm could not open: pipes, and broken weights."""
     for path in sorted(folder.iterdir()):
         if path.match("model*.safetensors"):
             read_header(path)

@@ -20,9 +20,6 @@ PREFIXES: Final = (
 )
 """Prefixes of a head's names in a checkpoint that also holds a trunk."""
 
-BARE_MARKS: Final = frozenset({"fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden"})
-"""Modules that together identify a head checkpoint, whose names have no prefix."""
-
 LAYER_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
 ATTENTION_NORMS: Final = ("self_attn.q_norm", "self_attn.k_norm")
 OUTER_NORMS: Final = ("pre_fc_norm_embedding", "pre_fc_norm_hidden")
@@ -64,7 +61,7 @@ def strip_prefix(name: str) -> tuple[str, str] | None:
 
 def are_bare(names: Iterable[str]) -> bool:
     """Return whether these names of one file are a head's, without prefix."""
-    return set(names).issuperset(f"{module}.weight" for module in BARE_MARKS)
+    return {f"{module}.weight" for module in ("fc", *OUTER_NORMS)} <= set(names)
 
 
 def of_head(names: Collection[str]) -> list[str]:
@@ -131,11 +128,7 @@ _Groups = dict[tuple[str, str, str], dict[int, str]]
 
 
 def split_fused(weights: Weights) -> None:
-    """Split fused gate and up projections, in place. Reads no data.
-
-    Raises:
-        CheckpointError: A tensor cannot be two matrices for each expert.
-    """
+    """Split fused gate and up projections, in place. Reads no data."""
     for name in list(weights):
         match = _FUSED.fullmatch(name)
         if match is None:
@@ -159,11 +152,7 @@ def stack_singles(weights: Weights, done: Callable[[int], None]) -> None:
     """Stack single experts as `mlp.switch_mlp.{gate,up,down}_proj`, `(experts, out, in)`, in place.
 
     Experts are copied into their stack and freed one by one, so that experts read lazily never
-    need memory of their own. Synchronises.
-
-    Args:
-        weights: Tensors by name without prefix; changed.
-        done: Called after each expert's tensor was stacked, with its size in bytes.
+    need memory of their own. `done` is called with the bytes of each. Synchronises.
 
     Raises:
         CheckpointError: An expert is missing, or its shape differs from the others'. Names it.

@@ -74,10 +74,11 @@ def unpack_scaled(
         elif (fitting := _grid(weight, scales, block)) is None:
             reason = f"has scales that fit neither the matrix, its rows, nor blocks of {block}"
         else:
-            numbers = fitting.astype(mx.float32)
+            grid, tile = fitting
+            factors = grid.astype(mx.float32)
             if scales.dtype == mx.uint8:
-                numbers = mx.power(2.0, numbers - EXPONENT_BIAS)
-            weights[matrix] = _multiply(weight, numbers, dtype, block)
+                factors = mx.power(2.0, factors - EXPONENT_BIAS)
+            weights[matrix] = _multiply(weight, factors, tile, dtype)
             if not is_single(matrix):
                 mx.eval(weights[matrix])
             continue
@@ -91,45 +92,46 @@ def _block(config: Mapping[str, object]) -> tuple[int, int]:
     return DEFAULT_BLOCK
 
 
-def _grid(weight: mx.array, scales: mx.array, block: tuple[int, int]) -> mx.array | None:
-    """Return scales as `(..., row blocks, column blocks)`; `None` if they do not fit."""
+def _grid(
+    weight: mx.array, scales: mx.array, block: tuple[int, int]
+) -> tuple[mx.array, tuple[int, int]] | None:
+    """Return scales as a grid `(..., down, across)`, and the rows and columns that share a scale.
+
+    `None` if they do not fit the matrix.
+    """
     lead, (rows, columns) = weight.shape[:-2], weight.shape[-2:]
     if scales.size == 1:
-        return mx.broadcast_to(scales.reshape(1, 1), (*lead, 1, 1))
+        return mx.broadcast_to(scales.reshape(1, 1), (*lead, 1, 1)), (rows, columns)
     own = scales.shape[len(lead) :]
     if scales.shape[: len(lead)] != lead or len(own) > 2:
         return None
     down, across = (*own, 1, 1)[:2]
-    in_rows = down == rows and columns % across == 0
-    if scales.dtype == mx.uint8:
-        in_rows = in_rows and columns // across == EXPONENT_GROUP
-    if (down, across) not in ((1, 1), _blocks((rows, columns), block)) and not in_rows:
+    group = columns // across if across and columns % across == 0 else 0
+    if (down, across) == (-(-rows // block[0]), -(-columns // block[1])):
+        # No larger than the matrix: a config may name a block of any size.
+        tile = min(block[0], rows), min(block[1], columns)
+    elif (down, across) == (1, 1):
+        tile = rows, columns
+    elif down == rows and (group == EXPONENT_GROUP or (group and scales.dtype != mx.uint8)):
+        tile = 1, group
+    else:
         return None
-    return scales.reshape(*lead, down, across)
-
-
-def _blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
-    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
+    return scales.reshape(*lead, down, across), tile
 
 
 def _multiply(
-    weight: mx.array, scales: mx.array, dtype: mx.Dtype, block: tuple[int, int]
+    weight: mx.array, scales: mx.array, tile: tuple[int, int], dtype: mx.Dtype
 ) -> mx.array:
     if weight.ndim > 2:
         # One expert after another, to limit the memory in float32.
         pairs = zip(weight, scales, strict=True)
-        parts = [_multiply(expert, factors, dtype, block) for expert, factors in pairs]
+        parts = [_multiply(expert, factors, tile, dtype) for expert, factors in pairs]
         for part in parts:
             mx.eval(part)
         return mx.stack(parts)
     rows, columns = weight.shape
-    if scales.shape == _blocks((rows, columns), block):
-        # No larger than the matrix: a config may name a block of any size.
-        tall, wide = min(block[0], rows), min(block[1], columns)
-    else:
-        tall, wide = rows // scales.shape[0], columns // scales.shape[1]
-    by_row = mx.repeat(scales, tall, axis=0)[:rows]
-    factors = mx.repeat(by_row, wide, axis=1)[:, :columns]
+    by_row = mx.repeat(scales, tile[0], axis=0)[:rows]
+    factors = mx.repeat(by_row, tile[1], axis=1)[:, :columns]
     return (mx.from_fp8(weight, mx.float32) * factors).astype(dtype)
 
 

@@ -97,11 +97,7 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a regular file, in bytes.
-
-    Raises:
-        CheckpointError: `path` is no regular file: missing, a loop of links, a device.
-    """
+    """Return a file's size in bytes. Refuses what is no regular file: a loop of links, a device."""
     try:
         found = path.stat()
     except (OSError, ValueError) as error:
@@ -114,15 +110,13 @@ def file_size(path: Path) -> int:
 def parse_json(
     path: Path, raw: bytes, repeated: Callable[[Sequence[str]], None]
 ) -> dict[str, object]:
-    """Parse a JSON object, as UTF-8. If a key is repeated the last value counts.
+    """Parse a JSON object in UTF-8, of at most `JSON_PARTS_LIMIT` parts.
 
-    Args:
-        path: Its file, for errors.
-        raw: Its text.
-        repeated: Called with an object's repeated keys; raises `ValueError` to refuse them.
+    `repeated` is called with the repeated keys of each object, whose last values count, and may
+    raise `ValueError` to refuse them.
 
     Raises:
-        CheckpointError: `raw` is no JSON object, or has more than `JSON_PARTS_LIMIT` parts.
+        CheckpointError: It is none. Names the file.
     """
 
     def make(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
@@ -206,9 +200,6 @@ def _check_layout(path: Path, tensors: Sequence[TensorEntry], size: int) -> None
 def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
     """Return lazy tensors: shapes and dtypes are known, data is read when it is first used.
 
-    Args:
-        entries: Name in the result -> entry.
-
     Raises:
         CheckpointError: A file changed since its header was read, or mlx lacks a dtype.
     """
@@ -231,11 +222,7 @@ def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
 
 
 def check_memory(entries: Mapping[str, TensorEntry]) -> None:
-    """Refuse tensors larger than the machine's memory: a sparse file can be as long as it claims.
-
-    Raises:
-        CheckpointError: The tensors take more memory than this machine has.
-    """
+    """Refuse tensors larger than the memory: a sparse file can be as long as it claims."""
     if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys():
         return
     size = sum(entry.size for entry in entries.values())
@@ -249,11 +236,7 @@ def check_memory(entries: Mapping[str, TensorEntry]) -> None:
 
 @contextmanager
 def naming(place: Path) -> Iterator[None]:
-    """Add a file or folder to errors that do not name it.
-
-    Raises:
-        CheckpointError: The body raised one, or could not read a tensor.
-    """
+    """Turn errors of reading tensors into a `CheckpointError` that names the file or folder."""
     try:
         yield
     except CheckpointError as error:

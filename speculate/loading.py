@@ -117,8 +117,7 @@ def load_mtp_head(
     """Load a multi-token-prediction head; attach it with `adapt(..., head=head)`.
 
     Args:
-        path_or_repo: A checkpoint that kept its head, a safetensors file that holds one, or
-            a head checkpoint published on its own.
+        path_or_repo: A checkpoint that kept its head, a safetensors file with one, or a head alone.
         model: The trunk.
         norms: How the head's norms are stored; overrides detection from the files.
         feed: Which hidden states a chain feeds back. Published heads are trained on the default.
@@ -212,10 +211,8 @@ def stock_of(model: SpeculativeModel | StockModel) -> StockModel:
         return model.stock
     if isinstance(model, Module):
         return cast(StockModel, model)
-    raise UnsupportedModelError(
-        f"{type(model).__qualname__} is neither an mlx-lm model nor an adapter with a known "
-        "mlx-lm model"
-    )
+    problem = "is neither an mlx-lm model nor an adapter with a known mlx-lm model"
+    raise UnsupportedModelError(f"{type(model).__qualname__} {problem}")
 
 
 def load(

@@ -103,7 +103,7 @@ class Conversion:
     Attributes:
         quantize: Quantise unquantised weights.
         bits: Bits a weight, for `quantize`; by default mlx-lm's for the mode.
-        group_size: Weights that share a scale, for `quantize`; by default mlx-lm's for the mode.
+        group_size: Weights that share a scale, likewise.
         mode: `affine`, `mxfp4`, `nvfp4` or `mxfp8`.
         dtype: Dtype of unquantised weights; by default the config's.
         dequantize: Dequantise quantised weights.
@@ -132,15 +132,8 @@ def convert(
     """Write a converted model into a folder, with its head in a file of its own.
 
     The other files are those that `mlx_lm.convert` writes, except for `config.json` if the head is
-    quantised differently from the trunk.
-
-    Args:
-        stock: The trunk, from `load_trunk(..., lazy=True)`. It cannot be used afterwards.
-        config: Its config.
-        head: Its head.
-        conversion: The options.
-        source: The trunk's folder.
-        folder: The folder to write to.
+    quantised differently from the trunk. The trunk comes from `load_trunk(source, lazy=True)` with
+    its config, and cannot be used afterwards.
 
     Raises:
         CheckpointError: mlx-lm cannot convert it with these options.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +37,7 @@ from speculate.checkpoints.names import (
 )
 from speculate.checkpoints.norms import Convention, NormDecision, decide, shift
 from speculate.checkpoints.quantization import (
+    Packings,
     Quantization,
     dequantize,
     matrix_of,
@@ -47,6 +48,7 @@ from speculate.checkpoints.quantization import (
 )
 from speculate.checkpoints.safetensors import (
     SUPPORTED,
+    Entries,
     TensorEntry,
     check_memory,
     naming,
@@ -228,21 +230,21 @@ def read_head(
     _refuse_embeddings(files)
     wanted = _known(files)
     weights = _read(files, wanted, done)
-    unknown_tensors = [name for name in files.tensors if name not in wanted]
-    experts = layouts(files.tensors)
-    _check_whole(files, weights, experts, unknown_tensors)
+    unknown = [name for name in files.tensors if name not in wanted]
+    _check_whole(files, weights, unknown)
     decisions = decide(weights, files.trunk_is_raw, norms)
     shift(weights, decisions)
     with naming(_place(files)):
         quantization = quantizations(weights)
         _check_plain(files, weights, quantization)
         mx.eval(weights)
-    on_disk = tuple(files.prefix + name for name in unknown_tensors)
+    on_disk = tuple(files.prefix + name for name in unknown)
     if on_disk:
         # Quoted: a name may contain terminal control characters.
         quoted = ", ".join(map(repr, on_disk))
         _logger.warning("%s: no part of a head, left out: %s", files.folder, quoted)
-    return HeadTensors(weights, quantization, decisions, tuple(experts), on_disk)
+    experts = tuple(layouts(files.tensors))
+    return HeadTensors(weights, quantization, decisions, experts, on_disk)
 
 
 def _place(files: HeadFiles) -> Path:
@@ -256,9 +258,7 @@ def _known(files: HeadFiles) -> dict[str, TensorEntry]:
     return {name: t for name, t in files.tensors.items() if is_known(matrix_of(name) or name)}
 
 
-def _read(
-    files: HeadFiles, wanted: Mapping[str, TensorEntry], done: Callable[[int], None]
-) -> dict[str, mx.array]:
+def _read(files: HeadFiles, wanted: Entries, done: Callable[[int], None]) -> dict[str, mx.array]:
     check_memory(wanted)
     weights = open_tensors(wanted)
     for name, tensor in wanted.items():
@@ -288,38 +288,31 @@ def _refuse_embeddings(files: HeadFiles) -> None:
     )
 
 
-def _check_whole(
-    files: HeadFiles,
-    weights: Mapping[str, mx.array],
-    experts: Sequence[str],
-    unknown_tensors: Sequence[str],
-) -> None:
+def _check_whole(files: HeadFiles, weights: Mapping[str, mx.array], unknown: Sequence[str]) -> None:
     for name, weight in weights.items():
         if weight.ndim != rank(name):
             text = f"{files.folder}: {files.prefix}{name} has shape {weight.shape}"
             raise CheckpointError(f"{text}, and needs {rank(name)} axes")
-    if missing := [name for name in required(experts or [DENSE]) if name not in weights]:
+    needed = required(layouts(files.tensors) or [DENSE])
+    if missing := [name for name in needed if name not in weights]:
         first, *others = missing
         text = f"{files.folder}: holds only a part of a head: {files.prefix}{first} is missing"
         text += f", and {len(others)} more" if others else ""
         if stored := stored_as(files.tensors, first):
             text += f": {stored}, which is not a supported packing. {SUPPORTED}"
-        text += f". Unknown names: {', '.join(unknown_tensors)}" if unknown_tensors else ""
+        text += f". Unknown names: {', '.join(unknown)}" if unknown else ""
         raise CheckpointError(text)
 
 
-def _check_plain(
-    files: HeadFiles, weights: Mapping[str, mx.array], packed: Collection[str]
-) -> None:
+def _check_plain(files: HeadFiles, weights: Mapping[str, mx.array], packed: Packings) -> None:
     for name, tensor in weights.items():
         module, _, part = name.rpartition(".")
-        plain = part == "weight" and module not in packed
-        if plain and not mx.issubdtype(tensor.dtype, mx.floating):
-            # A stacked expert has another name on disk.
-            stored = stored_as(files.tensors, name) or str(tensor.shape)
-            raise CheckpointError(
-                f"{name}: is {tensor.dtype} in an unsupported packing: {stored}. {SUPPORTED}"
-            )
+        if part != "weight" or module in packed or mx.issubdtype(tensor.dtype, mx.floating):
+            continue
+        # A stacked expert has another name on disk.
+        stored = stored_as(files.tensors, name) or str(tensor.shape)
+        text = f"{name}: is {tensor.dtype} in an unsupported packing: {stored}. {SUPPORTED}"
+        raise CheckpointError(text)
 
 
 @attrs.frozen

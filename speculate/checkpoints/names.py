@@ -122,12 +122,11 @@ def is_single(name: str) -> bool:
     return _SINGLE.fullmatch(name) is not None
 
 
-Weights = dict[str, mx.array]
 _Groups = dict[tuple[str, str, str], dict[int, str]]
 """(layer, projection, part) -> expert -> name on disk."""
 
 
-def split_fused(weights: Weights) -> None:
+def split_fused(weights: dict[str, mx.array]) -> None:
     """Split fused gate and up projections, in place. Reads no data."""
     for name in list(weights):
         match = _FUSED.fullmatch(name)
@@ -148,7 +147,7 @@ def split_fused(weights: Weights) -> None:
         weights[f"{base}.up_proj.{part}"] = up
 
 
-def stack_singles(weights: Weights, done: Callable[[int], None]) -> None:
+def stack_singles(weights: dict[str, mx.array], done: Callable[[int], None]) -> None:
     """Stack single experts as `mlp.switch_mlp.{gate,up,down}_proj`, `(experts, out, in)`, in place.
 
     Experts are copied into their stack and freed one by one, so that experts read lazily never
@@ -161,9 +160,8 @@ def stack_singles(weights: Weights, done: Callable[[int], None]) -> None:
     for name in weights:
         if match := _SINGLE.fullmatch(name):
             groups[f"layers.{match[1]}.mlp", match[3], match[4]][int(match[2])] = name
-    counts = {layer: _count(weights, groups, layer) for layer, _, _ in groups}
-    for layer, count in counts.items():
-        _check_complete(groups, layer, count)
+    layers = dict.fromkeys(layer for layer, _, _ in groups)
+    counts = {layer: _count(layer, groups, weights.get(f"{layer}.gate.weight")) for layer in layers}
     for (layer, projection, part_name), by_expert in groups.items():
         names = [by_expert[expert] for expert in range(counts[layer])]
         shape, dtype = weights[names[0]].shape, weights[names[0]].dtype
@@ -183,21 +181,21 @@ def stack_singles(weights: Weights, done: Callable[[int], None]) -> None:
         weights[f"{layer}.switch_mlp.{projection}.{part_name}"] = stack
 
 
-def _count(weights: Weights, groups: _Groups, layer: str) -> int:
-    """Return a layer's number of experts: its router's rows, right even if some are missing."""
-    router = weights.get(f"{layer}.gate.weight")
+def _count(layer: str, groups: _Groups, router: mx.array | None) -> int:
+    """Return a layer's number of experts, and refuse the layer if some are missing.
+
+    The router has a row for each. Without one, the expert with the highest index is the last.
+    """
+    parts = {(projection, part): e for (own, projection, part), e in groups.items() if own == layer}
+    count = 1 + max(max(experts) for experts in parts.values())
     if router is not None and router.ndim == 2:
-        return router.shape[0]
-    return 1 + max(max(experts) for (where, _, _), experts in groups.items() if where == layer)
-
-
-def _check_complete(groups: _Groups, layer: str, count: int) -> None:
-    parts = [(projection, part) for where, projection, part in groups if where == layer]
+        count = router.shape[0]
     for projection, part in [*((p, "weight") for p in PROJECTIONS), *parts]:
-        experts = groups.get((layer, projection, part), {})
+        experts = parts.get((projection, part), {})
         absent = next((expert for expert in range(count) if expert not in experts), None)
         if absent is not None:
             name = f"{layer}.experts.{absent}.{projection}.{part}"
             raise CheckpointError(f"{name}: is missing; the layer has {count} experts")
         if len(experts) > count:
             raise CheckpointError(f"{experts[max(experts)]}: the layer has {count} experts")
+    return count

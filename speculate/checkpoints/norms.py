@@ -75,13 +75,10 @@ class _Decision:
 def decide(
     weights: Mapping[str, mx.array], trunk_is_raw: bool | None, forced: Convention | None = None
 ) -> tuple[NormDecision, ...]:
-    """Find the convention of every group of a head's norms. Synchronises.
+    """Find the convention of every group of a whole head's norms. Synchronises.
 
-    Args:
-        weights: The head's weights by name without prefix, with all its norms.
-        trunk_is_raw: Whether the trunk of the same checkpoint is raw, if known; decides only where
-            the norms do not.
-        forced: A convention set by the caller for all groups.
+    The trunk of the same checkpoint, if known, decides only where the norms do not. `forced` is a
+    convention set by the caller for all groups.
     """
 
     def mean(norms: Iterable[str]) -> float:

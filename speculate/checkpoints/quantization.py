@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from speculate.checkpoints.folder import section
 from speculate.checkpoints.names import is_known, is_single
-from speculate.checkpoints.safetensors import SUPPORTED, TensorEntry
+from speculate.checkpoints.safetensors import SUPPORTED, Entries
 from speculate.errors import CheckpointError
 
 SUFFIXES: Final = ("_scale_inv", "_scale")
@@ -43,7 +43,7 @@ def matrix_of(name: str) -> str | None:
 
 def unpack_scaled(
     weights: dict[str, mx.array],
-    tensors: Mapping[str, TensorEntry],
+    tensors: Entries,
     config: Mapping[str, object],
     dtype: mx.Dtype,
 ) -> None:
@@ -51,13 +51,8 @@ def unpack_scaled(
 
     `x.weight` `(..., rows, columns)` as `uint8` goes with `x.weight_scale_inv` or
     `x.weight_scale`: one number, one for each row, each group of a row's columns or each block.
-    Single experts are left lazy: they are computed when they are stacked.
-
-    Args:
-        weights: Tensors by name; changed, so that packed ones can be freed.
-        tensors: The same tensors on disk.
-        config: The checkpoint's config, with the size of a block.
-        dtype: Dtype of the result.
+    Single experts are left lazy: they are computed when they are stacked. `tensors` are the same on
+    disk, and `config` has the size of a block.
 
     Raises:
         CheckpointError: Scales have no matrix, or a shape or dtype that does not fit it.
@@ -152,7 +147,11 @@ class Quantization:
     global_scale: bool = False
 
 
-def stored_as(tensors: Mapping[str, TensorEntry], name: str) -> str:
+Packings = Mapping[str, Quantization]
+"""Module -> quantisation. Other modules are not quantised."""
+
+
+def stored_as(tensors: Entries, name: str) -> str:
     """Return how a matrix is stored, for errors: each tensor with its dtype and shape."""
     module = name.removesuffix(".weight")
     own = [n for n in tensors if n == module or n.startswith((f"{module}.", f"{module}_"))]
@@ -210,9 +209,7 @@ def _quantization(weights: Mapping[str, mx.array], module: str) -> Quantization:
     return Quantization(bits, group, mode, f"{module}.global_scale" in weights)
 
 
-def plain_matrices(
-    weights: Mapping[str, mx.array], packings: Mapping[str, Quantization]
-) -> list[str]:
+def plain_matrices(weights: Mapping[str, mx.array], packings: Packings) -> list[str]:
     """Return the modules that could be quantised, and are not."""
     return [
         module
@@ -222,7 +219,7 @@ def plain_matrices(
 
 
 def dequantize(
-    weights: Mapping[str, mx.array], packings: Mapping[str, Quantization], dtype: mx.Dtype
+    weights: Mapping[str, mx.array], packings: Packings, dtype: mx.Dtype
 ) -> dict[str, mx.array]:
     """Return the tensors with the matrices of these modules dequantised to a dtype.
 

@@ -75,6 +75,10 @@ class TensorEntry:
         return self.end - self.begin
 
 
+Entries = Mapping[str, TensorEntry]
+"""Tensors by name."""
+
+
 def read_header(path: Path) -> tuple[TensorEntry, ...]:
     """Read a file's header: an entry for each tensor, in the order of their offsets.
 
@@ -197,7 +201,7 @@ def _check_layout(path: Path, tensors: Sequence[TensorEntry], size: int) -> None
         )
 
 
-def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
+def open_tensors(entries: Entries) -> dict[str, mx.array]:
     """Return lazy tensors: shapes and dtypes are known, data is read when it is first used.
 
     Raises:
@@ -221,7 +225,7 @@ def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
     return {name: found[entry.path][entry.name] for name, entry in entries.items()}
 
 
-def check_memory(entries: Mapping[str, TensorEntry]) -> None:
+def check_memory(entries: Entries) -> None:
     """Refuse tensors larger than the memory: a sparse file can be as long as it claims."""
     if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys():
         return

@@ -206,7 +206,11 @@ class HeadTensors:
     unknown_tensors: tuple[str, ...]
 
     def dequantized(self) -> HeadTensors:
-        """Return the same head, unquantised in float32."""
+        """Return the same head, unquantised in float32.
+
+        Raises:
+            CheckpointError: Each expert has a scale of its own, which only a GPU dequantises.
+        """
         weights = dequantize(self.weights, self.quantization, mx.float32)
         return attrs.evolve(self, weights=weights, quantization={})
 

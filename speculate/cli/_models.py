@@ -51,7 +51,7 @@ def find_checkpoint(
     if is_bundled(name):
         return demo_folder(name or DEMO_MODELS[0])
     # Imports mlx-lm.
-    from speculate.checkpoints.folder import resolve_checkpoint
+    from speculate.checkpoints.hub import resolve_checkpoint
 
     return resolve_checkpoint(name or DEMO_MODELS[0], revision, head_only=head_only)
 

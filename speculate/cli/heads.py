@@ -169,14 +169,10 @@ def _read_head(
     files: HeadFiles, packing: tuple[int, int] | None, shown: ProgressBars
 ) -> HeadTensors:
     from speculate.checkpoints import Quantization, read_head
-    from speculate.checkpoints.convert import (
-        as_trunks,
-        dequantize_head,
-        plain_matrices,
-        quantize_head,
-    )
+    from speculate.checkpoints.convert import as_trunks, dequantize_head, quantize_head
+    from speculate.checkpoints.quantization import plain_matrices
 
-    size = sum(tensor.end - tensor.begin for tensor in files.tensors.values())
+    size = sum(tensor.size for tensor in files.tensors.values())
     reading = shown.add("Reading", size)
     head = read_head(files, done=reading.advance)
     reading.advance_to(size)
@@ -184,7 +180,7 @@ def _read_head(
         return head
     choose = as_trunks(Quantization(*packing, mode="affine"))
     plain = dequantize_head(head, keep=choose)
-    quantizing = shown.add("Quantising", len(plain_matrices(plain)))
+    quantizing = shown.add("Quantising", len(plain_matrices(plain.weights, plain.quantization)))
     return quantize_head(plain, choose, done=lambda _: quantizing.advance())
 
 

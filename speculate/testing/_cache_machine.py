@@ -10,6 +10,7 @@ import mlx.core as mx
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from speculate._mx import arrays_of
 from speculate.testing._cache_harness import CacheCheckpoint, CacheRun, CacheSpec
 
 WIDTHS = st.integers(1, 9)
@@ -132,7 +133,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.run.restore(on_sequence[-1])
         if self.on_sequence():
             self.run.feed(1)
-            mx.eval([cache.arrays() for cache in self.run.caches])
+            mx.eval(arrays_of(self.run.caches))
 
 
 def run_machine(spec: CacheSpec, examples: int, steps: int, seed: int | None) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Final, cast, final
 
 import mlx.core as mx
 
+from speculate._mx import to_ints
 from speculate.decoding.proposers import validated_draft
 from speculate.protocols import Choice, Commit, Draft, Proposer, SpeculativeModel, Verdict
 from speculate.testing._model_harness import distances
@@ -16,6 +16,9 @@ from speculate.testing.contract import at_step, require
 
 LENGTH: Final = 90
 """Tokens of the sequence."""
+
+DEPTH: Final = 4
+"""Tokens of most drafts."""
 
 PHRASE: Final = 13
 """Tokens of the phrase that the sequence repeats, so that a lookup finds matches."""
@@ -28,12 +31,7 @@ def greedy(logits: mx.array, index: int) -> Choice:
 
 @final
 class RecordingChoose:
-    """A greedy `choose` that records its arguments.
-
-    Attributes:
-        rows: Logits seen, one `(1, vocabulary)` array per drafted token.
-        indices: Index of each drafted token.
-    """
+    """A greedy `choose` that records its arguments: logits `(1, vocabulary)`, and indices."""
 
     def __init__(self) -> None:
         self.rows: list[mx.array] = []
@@ -48,35 +46,17 @@ class RecordingChoose:
 def validated_ids(
     proposer: Proposer, draft: Draft, depth: int, target: SpeculativeModel
 ) -> list[int]:
-    """Check a draft as a decoder does, and that the target knows its ids.
-
-    Args:
-        proposer: Which returned the draft.
-        draft: The draft.
-        depth: Tokens that were asked for.
-        target: The model that it drafts for.
-
-    Returns:
-        The drafted ids.
-
-    Raises:
-        SpeculateError: The draft is too long, not made of ids, or has not one distribution per
-            token.
-        ContractError: The target does not know an id.
-    """
-    ids = cast("list[int]", validated_draft(proposer, draft, depth).tokens.tolist())
+    """Check a draft as a decoder does, and that the target knows its ids; return them."""
+    ids = to_ints(validated_draft(proposer, draft, depth).tokens)
     known = all(0 <= id_ < target.vocab_size for id_ in ids)
     require(known, f"drafts {ids}, which are not all ids of the target")
     return ids
 
 
 def same_rows(found: Sequence[mx.array], expected: Sequence[mx.array], tolerance: float) -> bool:
-    """Whether two lists of logits are the same.
+    """Whether two lists of logits `(1, vocabulary)` are the same.
 
-    Args:
-        found: Arrays `(1, vocabulary)`.
-        expected: Arrays `(1, vocabulary)`.
-        tolerance: Largest difference, in units of the largest expected logit.
+    The tolerance is in units of the largest expected logit.
     """
     if len(found) != len(expected):
         return False
@@ -88,19 +68,12 @@ def same_rows(found: Sequence[mx.array], expected: Sequence[mx.array], tolerance
 def near_tie(
     found: Sequence[int], expected: Sequence[int], rows: Sequence[mx.array], tolerance: float
 ) -> int | None:
-    """Index of the first drafted token that differs, if rounding explains the difference.
+    """Index of the first drafted id that differs, if rounding explains the difference.
 
-    Args:
-        found: Ids drafted.
-        expected: Ids that should have been drafted.
-        rows: Logits `(1, vocabulary)` that each expected id was picked from.
-        tolerance: How far logits may be off, in units of the largest.
-
-    Returns:
-        The index, or `None` if the drafts are equal or rounding does not explain it.
+    Each expected id was picked from logits `(1, vocabulary)`, which may be off by `tolerance`, in
+    units of the largest.
     """
-    pairs = zip(found, expected, rows, strict=False)
-    for index, (one, other, row) in enumerate(pairs):
+    for index, (one, other, row) in enumerate(zip(found, expected, rows, strict=False)):
         if one != other:
             gap = cast(float, (row[0, other] - row[0, one]).item())
             largest = cast(float, mx.abs(row).max().item())
@@ -111,52 +84,49 @@ def near_tie(
 
 @final
 class ProposerHarness:
-    """A factory of proposers, and the sequence that is committed to them.
-
-    Args:
-        make: Returns a fresh proposer.
-        target: The model that it drafts for.
-        tolerance: How far logits may be off, in units of the largest. 0 on the CPU.
-
-    Attributes:
-        sequence: Token ids: a phrase, repeated with changes.
-    """
+    """A factory of proposers for a target, and the ids and hidden states committed to them."""
 
     def __init__(
-        self, make: Callable[[], Proposer], target: SpeculativeModel, tolerance: float = 0.0
+        self, make: Callable[[], Proposer], target: SpeculativeModel, tolerance: float
     ) -> None:
         self.make = make
         self.target = target
         self.tolerance = tolerance
         self.sequence: list[int] = repetitive(target.vocab_size)
-        self._drafts: dict[tuple[int, int, int], tuple[list[int], list[mx.array]]] = {}
-
-    def expected_draft(self, start: int, stop: int, depth: int) -> tuple[list[int], list[mx.array]]:
-        """What a fresh proposer drafts after one commit of tokens `start` to `stop`.
-
-        Returns:
-            The drafted ids, and the logits that each was picked from.
-        """
-        key = (start, stop, depth)
-        if key not in self._drafts:
-            run, choose = self.start(start), RecordingChoose()
-            run.commit_prompt(stop - start)
-            drafted = run.draft(depth, choose)
-            mx.eval(choose.rows)
-            self._drafts[key] = drafted, choose.rows
-        return self._drafts[key]
-
-    @cached_property
-    def hidden(self) -> mx.array:
-        """The target's hidden states of the sequence, `(1, T, width)`."""
         tokens = mx.array([self.sequence], dtype=mx.uint32)
-        hidden = self.target.forward(tokens, self.target.make_cache()).hidden
-        mx.eval(hidden)
-        return hidden
+        self.hidden: mx.array = target.forward(tokens, target.make_cache()).hidden
+        mx.eval(self.hidden)
+        self._drafts: dict[tuple[int, int], tuple[list[int], list[mx.array]]] = {}
 
     def start(self, position: int = 0) -> ProposerRun:
         """Begin with a fresh proposer at a position of the sequence."""
         return ProposerRun(self, self.make(), position)
+
+    def prompted(self, count: int, chunk: int = 100, position: int = 0) -> ProposerRun:
+        """Begin with a fresh proposer, and commit a prompt in chunks."""
+        run = self.start(position)
+        run.commit_prompt(count, chunk)
+        return run
+
+    def check_draft(self, run: ProposerRun, start: int = 0) -> None:
+        """Compare a draft with that of a fresh proposer, after one commit of the same sequence."""
+        key = (start, run.position)
+        if key not in self._drafts:
+            choose = RecordingChoose()
+            drafted = self.prompted(run.position - start, position=start).draft(DEPTH, choose)
+            mx.eval(choose.rows)
+            self._drafts[key] = drafted, choose.rows
+        expected, rows = self._drafts[key]
+        choose = RecordingChoose()
+        drafted = run.draft(DEPTH, choose)
+        # After a near tie that rounding decided, two chains continue with different tokens.
+        count = near_tie(drafted, expected, rows, self.tolerance)
+        with at_step(run.rounds, run.position):
+            same = drafted[:count] == expected[:count]
+            require(same, f"drafts {drafted}, and a fresh proposer {expected}")
+            stop = None if count is None else count + 1
+            same = same_rows(choose.rows[:stop], rows[:stop], self.tolerance)
+            require(same, "picks from other logits than a fresh proposer")
 
 
 def repetitive(vocab_size: int, seed: int = 0) -> list[int]:
@@ -171,15 +141,9 @@ def repetitive(vocab_size: int, seed: int = 0) -> list[int]:
 
 @final
 class ProposerRun:
-    """A proposer part way through the sequence.
+    """A proposer part way through the sequence, after so many commits and tokens."""
 
-    Attributes:
-        proposer: The proposer.
-        position: Number of tokens committed.
-        rounds: Number of commits.
-    """
-
-    def __init__(self, harness: ProposerHarness, proposer: Proposer, start: int = 0) -> None:
+    def __init__(self, harness: ProposerHarness, proposer: Proposer, start: int) -> None:
         self._harness = harness
         self.proposer = proposer
         self.rounds: int = 0
@@ -193,16 +157,7 @@ class ProposerRun:
         self.position = position
 
     def commit(self, count: int, verdict: Verdict | None = None, *, known: bool = True) -> None:
-        """Commit the next tokens of the sequence.
-
-        Args:
-            count: How many.
-            verdict: How many tokens of a draft were accepted.
-            known: Whether the token after them is known already.
-
-        Raises:
-            ContractError: The proposer reports another position afterwards.
-        """
+        """Commit the next tokens of the sequence; whether the one after them is known already."""
         start, stop = self.position, self.position + count
         sequence, hidden = self._harness.sequence, self._harness.hidden[:, start:stop]
         ids = sequence[start:stop]
@@ -222,18 +177,7 @@ class ProposerRun:
             count -= chunk
 
     def draft(self, depth: int, choose: Callable[[mx.array, int], Choice] = greedy) -> list[int]:
-        """Ask for a draft after the last token.
-
-        Args:
-            depth: Most tokens to draft.
-            choose: Picks tokens from logits.
-
-        Returns:
-            The drafted ids.
-
-        Raises:
-            ContractError: The draft is invalid.
-        """
+        """Ask for a valid draft of at most `depth` ids after the last token."""
         last_token = mx.array([self._harness.sequence[self.position]], dtype=mx.uint32)
         with at_step(self.rounds, self.position):
             draft = self.proposer.propose(last_token, depth, choose)
@@ -242,9 +186,7 @@ class ProposerRun:
     def round(self, depth: int, right: int) -> None:
         """Run a round with a draft of this proposer, and commit its accepted tokens.
 
-        Args:
-            depth: Most tokens to draft.
-            right: How many drafted tokens are right, if the proposer calls `choose`.
+        `right` of them are right if the proposer calls `choose`.
         """
         sequence = [*self._harness.sequence[self.position + 1 :], *[0] * depth]
 

@@ -10,6 +10,7 @@ from typing import Final, cast, final
 import attrs
 import mlx.core as mx
 
+from speculate._mx import log_softmax, to_ints
 from speculate.protocols import Choice, Draft, Sampler
 from speculate.testing.contract import at_step, require
 
@@ -28,15 +29,7 @@ Mislabel = Callable[[mx.array, mx.array], mx.array]
 
 @final
 class MarkovTarget:
-    """A target whose next token depends on the last token alone.
-
-    Args:
-        seed: Of the logits.
-        vocab_size: Number of ids.
-
-    Attributes:
-        logits: `(vocabulary, vocabulary)` float32, one row per last token.
-    """
+    """A target whose next token depends on the last token alone, by a square table of logits."""
 
     def __init__(self, seed: int = 1, vocab_size: int = 8) -> None:
         self.vocab_size = vocab_size
@@ -51,15 +44,7 @@ class MarkovTarget:
 @final
 @attrs.define(eq=False)
 class SamplerRun:
-    """A sequence that a sampler extends round by round.
-
-    Attributes:
-        sampler: The sampler.
-        target: The target.
-        sequence: Ids of the prompt and of the emitted tokens.
-        drafted: Number of drafted tokens.
-        accepted: Number of accepted ones.
-    """
+    """A sequence, prompt included, that a sampler extends round by round; and its acceptance."""
 
     sampler: Sampler
     target: MarkovTarget
@@ -71,49 +56,29 @@ class SamplerRun:
         self.sampler.begin(list(PROMPT[:-1]), len(PROMPT) - 1, frozenset())
 
     def round(self, draft: Draft) -> None:
-        """Have the sampler verify a draft, and append what it accepts and its own token.
-
-        Raises:
-            ContractError: The outcome is inconsistent.
-        """
+        """Have the sampler verify a draft, and append what it accepts and its own token."""
         last_token = mx.array(self.sequence[-1:], dtype=mx.uint32)
         k = draft.tokens.shape[0]
         fed = mx.concatenate([last_token, draft.tokens.astype(mx.uint32)])
         outcome = self.sampler.verify(last_token, draft, self.target.rows(fed))
         accepted = cast(int, outcome.accepted.item())
         require(0 <= accepted <= k, f"accepts {accepted} of {k} drafted tokens")
-        own = cast("list[int]", outcome.tokens.tolist())
+        own = to_ints(outcome.tokens)
         enough = len(own) > accepted
         require(enough, f"returns {len(own)} tokens, and no bonus token for {accepted} accepted")
         shape = outcome.logits.shape
         fits = len(shape) == 2 and shape[0] > accepted and shape[1] == self.target.vocab_size
         require(fits, f"returns logits {shape} for {accepted} accepted tokens")
         self.sampler.keep(fed[: 1 + accepted])
-        drafted = cast("list[int]", draft.tokens.tolist())
-        self.sequence += [*drafted[:accepted], own[accepted]]
+        self.sequence += [*to_ints(draft.tokens)[:accepted], own[accepted]]
         self.drafted += k
         self.accepted += accepted
 
 
 def generate(
-    sampler: Sampler,
-    target: MarkovTarget,
-    count: int,
-    source: DraftSource,
-    depths: Sequence[int],
+    sampler: Sampler, target: MarkovTarget, count: int, source: DraftSource, depths: Sequence[int]
 ) -> list[int]:
-    """Generate `count` tokens.
-
-    Args:
-        sampler: A fresh one.
-        target: The target.
-        count: Number of tokens.
-        source: Returns drafts.
-        depths: Tokens to draft in each round, repeated.
-
-    Returns:
-        The ids after the prompt.
-    """
+    """Generate `count` ids with drafts of these depths, repeated."""
     run = SamplerRun(sampler, target)
     for round, depth in enumerate(itertools.cycle(depths)):
         if len(run.sequence) >= len(PROMPT) + count:
@@ -128,22 +93,17 @@ def no_drafts(run: SamplerRun, depth: int) -> Draft:
     return Draft(mx.zeros((0,), dtype=mx.uint32))
 
 
-def greedy_drafts(run: SamplerRun, depth: int) -> Draft:
-    """Draft the most likely tokens without distributions, as a lookup does."""
-    tokens, last = [], run.sequence[-1]
-    for _ in range(depth):
-        last = cast(int, mx.argmax(run.target.logits[last]).item())
-        tokens.append(last)
-    return Draft(mx.array(tokens, dtype=mx.uint32))
+def drafts_of(pick: Callable[[mx.array], mx.array]) -> DraftSource:
+    """Drafts without distributions, as a lookup makes: `pick` takes each token from logits."""
 
+    def source(run: SamplerRun, depth: int) -> Draft:
+        tokens, last = [], run.sequence[-1]
+        for _ in range(depth):
+            last = cast(int, pick(run.target.logits[last]).item())
+            tokens.append(last)
+        return Draft(mx.array(tokens, dtype=mx.uint32))
 
-def wrong_drafts(run: SamplerRun, depth: int) -> Draft:
-    """Draft the least likely tokens without distributions."""
-    tokens, last = [], run.sequence[-1]
-    for _ in range(depth):
-        last = cast(int, mx.argmin(run.target.logits[last]).item())
-        tokens.append(last)
-    return Draft(mx.array(tokens, dtype=mx.uint32))
+    return source
 
 
 def sampled_drafts(model: MarkovTarget) -> DraftSource:
@@ -163,16 +123,12 @@ def sampled_drafts(model: MarkovTarget) -> DraftSource:
     return source
 
 
-def _normalized(logits: mx.array) -> mx.array:
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-
-
 def _with_first(value: float) -> Mislabel:
     return lambda logprobs, _: mx.where(mx.arange(logprobs.shape[1]) == 0, value, logprobs)
 
 
 def _without_token(logprobs: mx.array, token: mx.array) -> mx.array:
-    return _normalized(mx.where(mx.arange(logprobs.shape[1]) == token, -mx.inf, logprobs))
+    return log_softmax(mx.where(mx.arange(logprobs.shape[1]) == token, -mx.inf, logprobs))
 
 
 INVALID_DISTRIBUTIONS: Final[Mapping[str, Sequence[Mislabel]]] = {
@@ -194,7 +150,7 @@ def mislabelled(source: DraftSource, name: str) -> DraftSource:
 
     def mislabelling(run: SamplerRun, depth: int) -> Draft:
         draft, invalid = source(run, depth), next(kinds)
-        uniform = _normalized(mx.zeros((1, run.target.vocab_size)))
+        uniform = log_softmax(mx.zeros((1, run.target.vocab_size)))
         given = [uniform if one is None else one for one in draft.laws or [None] * depth]
         tokens = [draft.tokens[index : index + 1] for index in range(depth)]
         return Draft(draft.tokens, list(map(invalid, given, tokens)))
@@ -203,11 +159,7 @@ def mislabelled(source: DraftSource, name: str) -> DraftSource:
 
 
 def chi_square(pairs: Iterable[tuple[float, float]]) -> float:
-    """P-value of a chi-square test.
-
-    Args:
-        pairs: How often each outcome was observed, and how often it was expected.
-    """
+    """P-value of a chi-square test of how often outcomes were observed and expected."""
     cells: list[tuple[float, float]] = []
     observed = expected = 0.0
     for count, mean in sorted(pairs, key=lambda pair: pair[1]):
@@ -225,32 +177,15 @@ def chi_square(pairs: Iterable[tuple[float, float]]) -> float:
 def chi_square_survival(statistic: float, freedom: int) -> float:
     """Probability that a chi-square variable exceeds a statistic.
 
-    Args:
-        statistic: The statistic.
-        freedom: Degrees of freedom.
+    The regularised upper incomplete gamma function, by its recurrence from 1/2 or from 1:
+    https://dlmf.nist.gov/8.8 (8.8.6).
     """
-    a, x = freedom / 2, statistic / 2
+    x = statistic / 2
     if x <= 0:
         return 1.0
-    front = math.exp(a * math.log(x) - x - math.lgamma(a))
-    if x < a + 1:
-        term = total = 1 / a
-        n = 0
-        while term > total * 1e-15:
-            n += 1
-            term *= x / (a + n)
-            total += term
-        return max(0.0, 1 - front * total)
-    # The continued fraction of the upper incomplete gamma function, by Lentz's method.
-    b = x + 1 - a
-    c, d = 1e300, 1 / b
-    value = d
-    for n in range(1, 10_000):
-        factor = -n * (n - a)
-        b += 2
-        d = 1 / (factor * d + b)
-        c = b + factor / c
-        value *= c * d
-        if abs(c * d - 1) < 1e-14:
-            break
-    return front * value
+    a = 0.5 if freedom % 2 else 1.0
+    total = math.erfc(math.sqrt(x)) if freedom % 2 else math.exp(-x)
+    while a < freedom / 2:
+        total += math.exp(a * math.log(x) - x - math.lgamma(a + 1))
+        a += 1
+    return total

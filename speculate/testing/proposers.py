@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final
 
 import mlx.core as mx
 
-from speculate.protocols import (
-    CatchesUp,
-    Choice,
-    Foresees,
-    Proposer,
-    SpeculativeModel,
-    Verdict,
-)
+from speculate.protocols import CatchesUp, Choice, Foresees, Proposer, SpeculativeModel, Verdict
 from speculate.strategies.checking import checked_behind, checked_hindsight, checked_outlook
 from speculate.testing._proposer_harness import (
+    DEPTH,
     LENGTH,
     ProposerHarness,
     ProposerRun,
     RecordingChoose,
-    near_tie,
-    same_rows,
+    greedy,
     validated_ids,
 )
-from speculate.testing.contract import InjectedError, at_step, contract, require
+from speculate.testing.contract import (
+    InjectedError,
+    at_step,
+    contract,
+    require,
+    unchanged_random_state,
+)
 from speculate.testing.lossless import assert_lossless
 from speculate.testing.toy import ToyHead, ToyModel
-
-DEPTH: Final = 4
-"""Tokens of most drafts."""
 
 OTHER: Final = "another proposer"
 """Name of the proposer whose drafts are committed besides those under test."""
@@ -80,12 +75,11 @@ class ProposerTests(ABC):
         harness = self.harness()
         for seed in range(3):
             rng = random.Random(seed)
-            run = harness.start()
-            run.commit_prompt(rng.choice((1, 5, 12)), rng.choice((1, 3, 100)))
+            run = harness.prompted(rng.choice((1, 5, 12)), rng.choice((1, 3, 100)))
             while run.position < 50:
                 for _ in range(rng.randint(1, 6)):
                     _random_round(run, rng)
-                _drafts_as_expected(harness, run)
+                harness.check_draft(run)
                 run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
 
     @contract
@@ -94,9 +88,7 @@ class ProposerTests(ABC):
         harness = self.harness()
         for length in (1, 2, 11, 30):
             for chunk in {1, 3, 4, length - 1, length} - {0}:
-                run = harness.start()
-                run.commit_prompt(length, chunk)
-                _drafts_as_expected(harness, run)
+                harness.check_draft(harness.prompted(length, chunk))
 
     @contract
     def test_settle_discards_the_draft_and_nothing_else(self) -> None:
@@ -113,17 +105,16 @@ class ProposerTests(ABC):
                 found = run.proposer.position()
                 require(found == run.position, f"reports position {found} after settle")
             run.commit(3, known=known)
-            _drafts_as_expected(harness, run)
+            harness.check_draft(run)
             run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
             run.proposer.settle()
-        _drafts_as_expected(harness, run)
+        harness.check_draft(run)
 
     @contract
     def test_begin_resets_everything(self) -> None:
         """`begin` starts another sequence at any position, during a draft or not."""
         harness = self.harness()
-        run = harness.start()
-        run.commit_prompt(30)
+        run = harness.prompted(30)
         for start in (0, 7, 0, 21):
             run.draft(DEPTH)
             run.begin(start)
@@ -132,15 +123,14 @@ class ProposerTests(ABC):
                 require(found == start, f"reports position {found} after begin({start})")
             run.commit_prompt(12, 5)
             run.round(DEPTH, 2)
-            _drafts_as_expected(harness, run, start)
+            harness.check_draft(run, start)
             run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
 
     @contract
     def test_sampled_drafts_carry_the_distribution_of_choose(self) -> None:
         """A token picked by `choose` comes with the distribution that `choose` returned for it."""
         harness = self.harness()
-        run = harness.start()
-        run.commit_prompt(30)
+        run = harness.prompted(30)
         returned: list[Choice] = []
 
         def choose(logits: mx.array, index: int) -> Choice:
@@ -151,9 +141,8 @@ class ProposerTests(ABC):
         last_token = mx.array([harness.sequence[run.position]], dtype=mx.uint32)
         draft = run.proposer.propose(last_token, DEPTH, choose)
         ids = validated_ids(run.proposer, draft, DEPTH, harness.target)
-        for index, (id_, given) in enumerate(
-            zip(ids, draft.laws or [None] * len(ids), strict=True)
-        ):
+        pairs = zip(ids, draft.laws or [None] * len(ids), strict=True)
+        for index, (id_, given) in enumerate(pairs):
             with at_step(index, run.position + 1 + index):
                 same = [choice for choice in returned if choice.law is given]
                 require(given is None or bool(same), "has a distribution that choose did not give")
@@ -166,28 +155,23 @@ class ProposerTests(ABC):
     def test_global_random_state_is_unchanged(self) -> None:
         """Drafting draws neither from `mx.random` nor from `random`."""
         run = self.harness().start()
-        mx.random.seed(5)
-        before, python_before = _random_state(), random.getstate()
-        run.commit_prompt(20)
-        run.round(DEPTH, 2)
-        run.draft(DEPTH)
-        run.proposer.settle()
-        pairs = zip(before, _random_state(), strict=True)
-        require(all(bool(mx.array_equal(a, b)) for a, b in pairs), "draws from mx.random")
-        require(random.getstate() == python_before, "draws from random")
+        with unchanged_random_state():
+            run.commit_prompt(20)
+            run.round(DEPTH, 2)
+            run.draft(DEPTH)
+            run.proposer.settle()
 
     @contract
     def test_a_failed_draft_leaves_the_proposer_in_step(self) -> None:
         """If `choose` raises at any token, the next drafts are those of the sequence."""
         harness = self.harness()
         for failing in range(DEPTH):
-            run = harness.start()
-            run.commit_prompt(20)
+            run = harness.prompted(20)
 
             def choose(logits: mx.array, index: int, failing: int = failing) -> Choice:
                 if index == failing:
                     raise InjectedError
-                return Choice(mx.argmax(logits, axis=-1))
+                return greedy(logits, index)
 
             last_token = mx.array([harness.sequence[run.position]], dtype=mx.uint32)
             try:
@@ -195,7 +179,7 @@ class ProposerTests(ABC):
             except InjectedError:
                 run.proposer.settle()
             run.commit(2)
-            _drafts_as_expected(harness, run)
+            harness.check_draft(run)
 
     @contract
     def test_forecasts_depend_on_the_sequence_alone(self) -> None:
@@ -230,7 +214,7 @@ class ProposerTests(ABC):
             run.commit_prompt(read)
             backlog = checked_behind(run.proposer, run.proposer.behind())
             require(backlog <= read, f"reports a backlog of {backlog} after {read} tokens")
-            _drafts_as_expected(harness, run)
+            harness.check_draft(run)
             run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
             backlog = run.proposer.behind()
             require(not backlog, f"reports a backlog of {backlog} after a draft")
@@ -254,22 +238,3 @@ def _random_round(run: ProposerRun, rng: random.Random) -> None:
             run.commit(1, known=rng.random() < 0.5)
         case _:
             run.proposer.settle()
-
-
-def _drafts_as_expected(harness: ProposerHarness, run: ProposerRun, start: int = 0) -> None:
-    """Compare a draft with that of a fresh proposer, after one commit of the same sequence."""
-    expected, rows = harness.expected_draft(start, run.position, DEPTH)
-    choose = RecordingChoose()
-    drafted = run.draft(DEPTH, choose)
-    # After a near tie that rounding decided, two chains continue with different tokens.
-    count = near_tie(drafted, expected, rows, harness.tolerance)
-    with at_step(run.rounds, run.position):
-        same = drafted[:count] == expected[:count]
-        require(same, f"drafts {drafted}, and a fresh proposer {expected}")
-        stop = None if count is None else count + 1
-        same = same_rows(choose.rows[:stop], rows[:stop], harness.tolerance)
-        require(same, "picks from other logits than a fresh proposer")
-
-
-def _random_state() -> Sequence[mx.array]:
-    return [mx.array(state) for state in cast("list[mx.array]", mx.random.state)]

@@ -18,21 +18,19 @@ from speculate.testing._sampler_harness import (
     MarkovTarget,
     SamplerRun,
     chi_square,
+    drafts_of,
     generate,
-    greedy_drafts,
     mislabelled,
     no_drafts,
     sampled_drafts,
-    wrong_drafts,
 )
-from speculate.testing.contract import ContractError, at_step, contract, require
-
-SOURCES: Final[Mapping[str, DraftSource]] = {
-    "a lookup": greedy_drafts,
-    "wrong drafts": wrong_drafts,
-    "a draft model": sampled_drafts(MarkovTarget(2)),
-}
-"""Sources of drafts by name."""
+from speculate.testing.contract import (
+    ContractError,
+    at_step,
+    contract,
+    require,
+    unchanged_random_state,
+)
 
 DEPTHS: Final = (4, 0, 1, 2, 7)
 """Tokens to draft, round by round."""
@@ -93,82 +91,64 @@ class SamplerTests(ABC):
     def test_output_is_that_of_plain_decoding(self, count: int = 600) -> None:
         """Whatever is drafted, the output equals that of plain decoding, or has its distribution.
 
-        Args:
-            count: Tokens to generate if distributions are compared.
+        `count` tokens are generated if distributions are compared.
         """
         if self.same_text:
-            self._check_same_output()
-        else:
-            self._check_same_distribution(count)
-
-    def _check_same_output(self) -> None:
-        target, count = MarkovTarget(), 60
-        plain = generate(self.make_sampler(), target, count, no_drafts, (0,))
-        for name, source in SOURCES.items():
+            sources = {f"with {name}": source for name, source in _sources(8).items()}
             for depths in ((3,), DEPTHS):
-                found = generate(self.make_sampler(), target, count, source, depths)
-                if found != plain:
-                    pairs = enumerate(zip(found, plain, strict=True))
-                    index = next(i for i, (a, b) in pairs if a != b)
-                    raise ContractError(
-                        f"{found[index]} instead of {plain[index]} with {name}",
-                        position=len(PROMPT) + index,
-                    )
-
-    def _check_same_distribution(self, count: int) -> None:
-        target = MarkovTarget(1, vocab_size=4)
-        expected = [_distribution(self.make_sampler(), target, token) for token in range(4)]
-        narrow = sampled_drafts(MarkovTarget(2, vocab_size=4))
-        sources = {**SOURCES, "a draft model": narrow, "no drafts": no_drafts}
-        for name, source in sources.items():
-            found = generate(self.make_sampler(), target, count, source, (3, 1, 2))
-            p_value = _p_value(found, expected)
-            require(
-                p_value > MIN_P_VALUE, f"with {name} frequencies have a p-value of {p_value:.1e}"
-            )
+                self._check_output(sources, depths, 60)
+        else:
+            sources = {**_sources(4), "no drafts": no_drafts}
+            said = "with {name} frequencies have a p-value of {p_value:.1e}"
+            self._check_frequencies(sources, (3, 1, 2), count, said)
 
     @contract
     def test_invalid_draft_distributions_change_nothing(self, count: int = 400) -> None:
         """A draft whose distribution is invalid does not change the output or its distribution.
 
         Without `same_text`, such a draft is rejected, and the token in its place has the
-        target's own distribution.
-
-        Args:
-            count: Tokens to generate if distributions are compared.
+        target's own distribution. `count` tokens are generated if distributions are compared.
         """
+        draft_model = _sources(8 if self.same_text else 4)["a draft model"]
+        sources = {
+            f"where a distribution {name}": mislabelled(draft_model, name)
+            for name in INVALID_DISTRIBUTIONS
+        }
         if self.same_text:
-            self._check_invalid_same_output()
+            self._check_output(sources, DEPTHS, 30)
         else:
-            self._check_invalid_same_distribution(count)
+            said = "frequencies have a p-value of {p_value:.1e} {name}"
+            self._check_frequencies(sources, (1, 2), count, said)
 
-    def _check_invalid_same_output(self) -> None:
-        target, count = MarkovTarget(), 30
+    def _check_output(
+        self, sources: Mapping[str, DraftSource], depths: Sequence[int], count: int
+    ) -> None:
+        """Compare generated tokens with those of plain decoding."""
+        target = MarkovTarget()
         plain = generate(self.make_sampler(), target, count, no_drafts, (0,))
-        for name in INVALID_DISTRIBUTIONS:
-            source = mislabelled(SOURCES["a draft model"], name)
-            found = generate(self.make_sampler(), target, count, source, DEPTHS)
-            require(found == plain, f"{found} instead of {plain} where a distribution {name}")
+        for name, source in sources.items():
+            found = generate(self.make_sampler(), target, count, source, depths)
+            for index, (one, other) in enumerate(zip(found, plain, strict=True)):
+                with at_step(position=len(PROMPT) + index):
+                    require(one == other, f"{one} instead of {other} {name}")
 
-    def _check_invalid_same_distribution(self, count: int) -> None:
+    def _check_frequencies(
+        self, sources: Mapping[str, DraftSource], depths: Sequence[int], count: int, said: str
+    ) -> None:
+        """Compare frequencies of generated tokens with the distributions that `choose` reports."""
         target = MarkovTarget(1, vocab_size=4)
         expected = [_distribution(self.make_sampler(), target, token) for token in range(4)]
-        for name in INVALID_DISTRIBUTIONS:
-            source = mislabelled(sampled_drafts(MarkovTarget(2, vocab_size=4)), name)
-            found = generate(self.make_sampler(), target, count, source, (1, 2))
+        for name, source in sources.items():
+            found = generate(self.make_sampler(), target, count, source, depths)
             p_value = _p_value(found, expected)
-            said = f"frequencies have a p-value of {p_value:.1e} where a distribution {name}"
-            require(p_value > MIN_P_VALUE, said)
+            require(p_value > MIN_P_VALUE, said.format(name=name, p_value=p_value))
 
     @contract
     def test_the_same_seed_gives_the_same_output(self) -> None:
         """Two equal samplers used in turn, with equal drafts, emit the same tokens."""
         target = MarkovTarget()
-        one, other = (
-            SamplerRun(self.make_sampler(), target),
-            SamplerRun(self.make_sampler(), target),
-        )
-        source = SOURCES["a draft model"]
+        one, other = (SamplerRun(self.make_sampler(), target) for _ in range(2))
+        source = _sources(8)["a draft model"]
         for round in range(20):
             with at_step(round, len(one.sequence)):
                 depth = DEPTHS[round % 5]
@@ -199,12 +179,18 @@ class SamplerTests(ABC):
         """Noise depends on seed and position; `mx.random` is not used."""
         if not self.draws_itself:
             return
-        mx.random.seed(5)
-        before = [mx.array(state) for state in cast("list[mx.array]", mx.random.state)]
-        generate(self.make_sampler(), MarkovTarget(), 20, SOURCES["a draft model"], DEPTHS)
-        after = cast("list[mx.array]", mx.random.state)
-        same = all(bool(mx.array_equal(a, b)) for a, b in zip(before, after, strict=True))
-        require(same, "draws from mx.random")
+        source = _sources(8)["a draft model"]
+        with unchanged_random_state():
+            generate(self.make_sampler(), MarkovTarget(), 20, source, DEPTHS)
+
+
+def _sources(vocab_size: int) -> dict[str, DraftSource]:
+    """Sources of drafts by name."""
+    return {
+        "a lookup": drafts_of(mx.argmax),
+        "wrong drafts": drafts_of(mx.argmin),
+        "a draft model": sampled_drafts(MarkovTarget(2, vocab_size)),
+    }
 
 
 def _distribution(sampler: Sampler, target: MarkovTarget, last: int) -> list[float]:
@@ -212,9 +198,8 @@ def _distribution(sampler: Sampler, target: MarkovTarget, last: int) -> list[flo
     run = SamplerRun(sampler, target)
     choice = run.sampler.choose(target.rows(mx.array([last])), 0)
     if choice.law is None:
-        raise ContractError(
-            "choose returns no distribution, and so the output must not depend on drafts"
-        )
+        said = "choose returns no distribution, and so the output must not depend on drafts"
+        raise ContractError(said)
     return cast("list[float]", mx.exp(choice.law[0]).tolist())
 
 

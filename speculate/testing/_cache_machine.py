@@ -21,13 +21,7 @@ RECORDED = 64
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Feeds blocks, checkpoints, restores, trims, stops, fails, releases and adopts.
-
-    What continues the sequence is compared with mlx-lm's own cache.
-
-    Args:
-        spec: The kind of cache.
-    """
+    """Feeds blocks, checkpoints, restores, trims, stops, fails, releases and adopts."""
 
     def __init__(self, spec: CacheSpec) -> None:
         super().__init__()
@@ -137,14 +131,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 def run_machine(spec: CacheSpec, examples: int, steps: int, seed: int | None) -> None:
-    """Run the state machine.
-
-    Args:
-        spec: The kind of cache.
-        examples: Number of runs.
-        steps: Operations in each run.
-        seed: Of the runs; `None` for the same runs every time.
-    """
+    """Run the state machine: the arguments are those of the contract."""
 
     @final
     class Machine(CacheMachine):

@@ -8,7 +8,7 @@ the order of rows does not matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, cast, final
 
 import mlx.core as mx
@@ -155,24 +155,50 @@ class StateLayer:
         self._table = _embedding(seed=7)
 
     def __call__(self, cache: object, tokens: mx.array, /) -> mx.array:
-        slots, count = cast(StateCache, cache), tokens.shape[1]
-        before = (slots[0], slots[1])
-        window = mx.zeros((1, TAPS, WIDTH), mx.int32) if before[0] is None else before[0]
-        state = mx.zeros((1, WIDTH), mx.int32) if before[1] is None else before[1]
-        rows = mx.concatenate([window, self._table[tokens]], axis=1)
-        states = []
-        for t in range(count):
-            state = (3 * state + rows[:, t + TAPS] * (1 + rows[:, t])) % MODULUS
-            states.append(state)
+        rows = self._table[tokens]
+        return mx.concatenate(run_recurrence(cache, rows, _next_state, records=self._records))
 
-        def after(m: int) -> Entries:
-            return mx.contiguous(rows[:, m : m + TAPS]), states[m - 1]
 
-        slots[0], slots[1] = after(count)
-        slots.advance(count)
-        if self._records and isinstance(cache, RecordsRollback) and cache.recording():
-            cache.record_rollback(count, after, before)
-        return mx.concatenate(states)
+def _next_state(state: mx.array, rows: mx.array) -> mx.array:
+    return (3 * state + rows[:, -1] * (1 + rows[:, 0])) % MODULUS
+
+
+def run_recurrence(
+    cache: object,
+    fed: mx.array,
+    step: Callable[[mx.array, mx.array], mx.array],
+    *,
+    records: bool = True,
+) -> list[mx.array]:
+    """Feed rows to a recurrent layer, and record how to rewind its cache.
+
+    Args:
+        cache: Of two entries: the last `TAPS` rows, and the state.
+        fed: `(1, T, WIDTH)`.
+        step: Returns the next state `(1, WIDTH)`, given the state and the last `TAPS + 1` rows.
+        records: Whether to record, or leave that to the cache.
+
+    Returns:
+        The state after each row.
+    """
+    slots, count = cast(StateCache, cache), fed.shape[1]
+    before = (slots[0], slots[1])
+    window = mx.zeros((1, TAPS, WIDTH), fed.dtype) if before[0] is None else before[0]
+    state = mx.zeros((1, WIDTH), fed.dtype) if before[1] is None else before[1]
+    rows = mx.concatenate([window, fed], axis=1)
+    states = []
+    for t in range(count):
+        state = step(state, rows[:, t : t + TAPS + 1])
+        states.append(state)
+
+    def after(m: int) -> Entries:
+        return mx.contiguous(rows[:, m : m + TAPS]), states[m - 1]
+
+    slots[0], slots[1] = after(count)
+    slots.advance(count)
+    if records and isinstance(cache, RecordsRollback) and cache.recording():
+        cache.record_rollback(count, after, before)
+    return states
 
 
 @final
@@ -193,7 +219,7 @@ class CacheListLayer:
 
 
 def run_layers(layers: Sequence[Layer], caches: Sequence[object], tokens: mx.array) -> mx.array:
-    """Run every layer over its own cache.
+    """Run every layer over its own cache, and return what they see side by side.
 
     Args:
         layers: The layers.
@@ -201,17 +227,19 @@ def run_layers(layers: Sequence[Layer], caches: Sequence[object], tokens: mx.arr
         tokens: `(1, T)` ids.
 
     Returns:
-        `(T, n)` float32: what the layers see, side by side.
+        `(T, n)` float32.
     """
     seen = [layer(cache, tokens) for layer, cache in zip(layers, caches, strict=True)]
     return mx.concatenate([rows.astype(mx.float32) for rows in seen], axis=-1)
 
 
 def forward(layers: Sequence[Layer], caches: Sequence[object], tokens: mx.array) -> mx.array:
-    """Run the layers as one forward, atomic if the caches form a group.
-
-    Arguments and result are those of `run_layers`.
-    """
-    group = group_of(caches)
-    with nullcontext(tokens) if group is None else group.block(tokens) as fed:
+    """Like `run_layers`, as one forward."""
+    with as_block(caches, tokens) as fed:
         return run_layers(layers, caches, fed)
+
+
+def as_block(caches: Sequence[object], tokens: mx.array) -> AbstractContextManager[mx.array]:
+    """Make a forward atomic if the caches form a group; yields the ids to feed."""
+    group = group_of(caches)
+    return nullcontext(tokens) if group is None else group.block(tokens)

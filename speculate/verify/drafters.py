@@ -12,6 +12,7 @@ from typing import cast, final
 import attrs
 import mlx.core as mx
 
+from speculate._mx import to_ints
 from speculate.errors import HeadNotFoundError
 from speculate.proposers.draft_model import DraftModel, clamp_ids
 from speculate.proposers.mtp_chain import MTPChain
@@ -42,41 +43,13 @@ class Drafter:
 
 
 @final
-@attrs.frozen(eq=False)
-class RecordedDraft:
-    """A draft that a proposer made.
-
-    Attributes:
-        limit: Maximum number of tokens requested.
-        tokens: Drafted ids, `(k,)`.
-    """
-
-    limit: int
-    tokens: mx.array
-
-    def ids(self) -> list[int]:
-        """The drafted ids. Synchronises."""
-        return cast("list[int]", self.tokens.tolist())
-
-
-@final
 class RecordingProposer:
-    """A proposer that records the drafts of another one.
-
-    Args:
-        proposer: The proposer that drafts.
-
-    Attributes:
-        drafts: All drafts that were not empty, in order.
-    """
+    """A proposer that records the limit and the ids of every draft of another one, unless empty."""
 
     def __init__(self, proposer: Proposer) -> None:
+        self.name: str = proposer.name
+        self.drafts: list[tuple[int, mx.array]] = []
         self._proposer = proposer
-        self.drafts: list[RecordedDraft] = []
-
-    @property
-    def name(self) -> str:
-        return self._proposer.name
 
     def attach(self, target: SpeculativeModel, /) -> None:
         self._proposer.attach(target)
@@ -93,7 +66,7 @@ class RecordingProposer:
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
         draft = self._proposer.propose(newest, limit, choose)
         if draft.tokens.shape[0]:
-            self.drafts.append(RecordedDraft(limit, draft.tokens))
+            self.drafts.append((limit, draft.tokens))
         return draft
 
     def settle(self) -> None:
@@ -128,10 +101,9 @@ def model_drafter(draft: SpeculativeModel) -> Drafter:
 
 
 def proposer_drafter(make: Callable[[], Proposer]) -> Drafter:
-    """Any proposer. Each draft is recomputed by a new one that gets the sequence in one commit.
+    """Any proposer that `make` returns.
 
-    Args:
-        make: Makes a new proposer.
+    Each draft is recomputed by a new one that gets the sequence in one commit.
     """
 
     def offline(target: SpeculativeModel, ids: Sequence[int]) -> Redraft:
@@ -143,10 +115,9 @@ def proposer_drafter(make: Callable[[], Proposer]) -> Drafter:
             proposer.begin(0)
             if committed:
                 tokens = mx.array(committed, dtype=mx.uint32)
-                known = Commit(tokens, hidden[:, : position - 1], None, committed)
-                proposer.commit(known)
+                proposer.commit(Commit(tokens, hidden[:, : position - 1], None, committed))
             last = mx.array([ids[position - 1]], dtype=mx.uint32)
-            return cast("list[int]", proposer.propose(last, depth, choose).tokens.tolist())
+            return to_ints(proposer.propose(last, depth, choose).tokens)
 
         return redraft
 

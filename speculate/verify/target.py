@@ -105,13 +105,10 @@ class VerificationTarget:
     def recheck(
         self, differences: Sequence[Difference], ids: Sequence[int], first: int, position: int
     ) -> list[Difference]:
-        """Classify suspected mistakes again: see `Rounding.recheck`.
+        """Classify suspected mistakes of a sequence again: see `Rounding.recheck`.
 
-        Args:
-            differences: Differences found in one sequence.
-            ids: The sequence.
-            first: Index of the first token whose logits were compared.
-            position: Position that differences give to that token's row.
+        `first` is the index of the first token whose logits were compared, and `position` what
+        the differences call it.
         """
         return self.rounding.recheck(differences, lambda: self.spread(ids, first), position)
 

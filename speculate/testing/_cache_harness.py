@@ -15,22 +15,16 @@ from speculate.backends.group import group_of
 from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
 from speculate.testing.contract import ContractError, InjectedError, at_step, require
-from speculate.testing.layers import VOCAB, Layer, forward, run_layers
+from speculate.testing.layers import VOCAB, Layer, run_layers
 
 
 class StockCache(Protocol):
-    """What every cache of mlx-lm reports."""
+    """What every cache of mlx-lm reports: its arrays, their bytes, and whether it is empty."""
 
-    @property
-    def state(self) -> object:
-        """Its arrays."""
+    state: object
+    nbytes: int
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its arrays."""
-
-    def empty(self) -> bool:
-        """Whether it holds nothing."""
+    def empty(self) -> bool: ...
 
 
 def require_moved(stock: Sequence[object]) -> None:
@@ -99,16 +93,8 @@ class CacheCheckpoint(NamedTuple):
 class CacheRun:
     """Caches that hold the start of the sequence, and possibly wrong tokens after it.
 
-    Args:
-        spec: The kind of cache.
-        prompt: Number of tokens of the sequence to feed first, in one block.
-        recording: Start recording after the prompt.
-
-    Attributes:
-        caches: The caches.
-        length: Tokens in them.
-        right: How many of these belong to the sequence.
-        rounds: Number of blocks fed.
+    `length` is the number of tokens in them, and `right` of these belong to the sequence. The
+    prompt is fed first, in one block, before recording starts; `rounds` counts the blocks.
     """
 
     def __init__(self, spec: CacheSpec, prompt: int = 0, *, recording: bool = False) -> None:
@@ -140,7 +126,7 @@ class CacheRun:
         """Feed one block: tokens of the sequence, whose rows are compared, then wrong ones."""
         tokens = self._block(right, wrong)
         with at_step(self.rounds, self.length):
-            found = forward(self.spec.layers, self.caches, tokens)
+            found = run_layers(self.spec.layers, self.caches, tokens)
             if right and (self._recording or right == 1 or not self.spec.prefill_differs):
                 self._compare(found[:right])
         self.right += right
@@ -244,35 +230,17 @@ class CacheRun:
 
 @final
 class UntrimmableCache:
-    """As long as another cache, and refuses to trim until `trimmable` is set."""
+    """As long as another cache, and refuses to trim until `trimmable` is set.
+
+    Has only what the other members of a group ask it.
+    """
 
     def __init__(self, cache: Rollbackable) -> None:
-        self._cache = cache
+        self.length = cache.length
         self.trimmable = False
-
-    def length(self) -> int:
-        return self._cache.length()
-
-    def is_trimmable(self) -> bool:
-        return True
 
     def can_trim(self, n: int, /) -> bool:
         return self.trimmable or n == 0
 
     def trim(self, n: int, /) -> int:
         return n
-
-    def start_speculation(self) -> None:
-        """Record nothing."""
-
-    def stop_speculation(self) -> None:
-        """Nothing was recorded."""
-
-    def checkpoint(self) -> Callable[[], None]:
-        return lambda: None
-
-    def arrays(self) -> list[mx.array]:
-        return []
-
-    def hand_back(self) -> object:
-        return self

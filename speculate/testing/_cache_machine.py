@@ -28,7 +28,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.spec = spec
         self.run: CacheRun = CacheRun(spec)
         self.checkpoints: list[CacheCheckpoint] = []
-        self.blocks: list[int] = []  # widths that were fed and not trimmed
+        self.starts: list[int] = []  # positions of the blocks that were fed and not trimmed
         self.recorded: int = 0  # how many of the last tokens are certainly recorded
         self.recording: bool = False
 
@@ -51,12 +51,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     def record(self, width: int) -> None:
         """Count a block that was fed."""
-        self.blocks.append(width)
+        self.starts.append(self.run.length - width)
         self.recorded = min(RECORDED, self.recorded + width)
 
     def drop_records(self) -> None:
         """Expect that nothing fed so far can be trimmed."""
-        self.blocks, self.recorded = [], 0
+        self.starts, self.recorded = [], 0
 
     @precondition(lambda self: self.on_sequence())
     @rule()
@@ -90,18 +90,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.run.trim(n)
         # A checkpoint is valid until something from before it is trimmed.
         self.checkpoints = [c for c in self.checkpoints if c.length <= self.run.length]
+        self.starts = [start for start in self.starts if start < self.run.length]
         self.recorded -= n
-        while n:
-            part = min(n, self.blocks[-1])
-            self.blocks[-1] -= part
-            n -= part
-            if not self.blocks[-1]:
-                self.blocks.pop()
 
     def possible(self) -> list[int]:
         """Numbers of tokens that can be trimmed."""
-        ends = [sum(self.blocks[index:]) for index in range(len(self.blocks))]
-        every = ends if self.spec.whole_blocks else range(1, self.recorded + 1)
+        blocks = [self.run.length - start for start in self.starts]
+        every = blocks if self.spec.whole_blocks else range(1, self.recorded + 1)
         return [0, *(n for n in every if n <= self.recorded)]
 
     @rule(excess=st.integers(1, 300))

@@ -54,13 +54,8 @@ def compare(
 class ModelHarness:
     """A model, a random sequence of ids, and the logits that the model should return for it.
 
-    Args:
-        model: Under test.
-        stock: The model of mlx-lm that it drives, whose cold prefill is the reference. Without
-            one, the reference is a cold prefill by the model itself.
-        tolerance: How far logits may be off, in units of the largest. 0 on the CPU.
-        length: Tokens of the sequence.
-        oracle: Returns the logits `(T, vocabulary)` of a sequence, in place of a cold prefill.
+    The reference is the oracle if there is one, and else a cold prefill by the model of mlx-lm,
+    or without one by the model itself. Logits may be off by `tolerance`, in units of the largest.
     """
 
     def __init__(
@@ -82,13 +77,6 @@ class ModelHarness:
         self._reference = prefill if oracle is None else "the given oracle"
         self._expected: mx.array | None = None
 
-    def expected(self, start: int, stop: int) -> mx.array:
-        """The logits that the model should return after tokens `start` to `stop`."""
-        if self._expected is None:
-            self._expected = self._oracle(self.sequence)
-            mx.eval(self._expected)
-        return self._expected[start:stop]
-
     def cold_prefill(self, sequence: Sequence[int]) -> mx.array:
         """Logits `(T, vocabulary)` of a sequence in one forward over empty caches."""
         if self.stock is None:
@@ -101,8 +89,12 @@ class ModelHarness:
 
     def compare(self, found: mx.array, start: int, tolerance: float | None = None) -> None:
         """Compare logits `(T, vocabulary)` with those of the sequence from `start` on."""
+        if self._expected is None:
+            self._expected = self._oracle(self.sequence)
+            mx.eval(self._expected)
+        expected = self._expected[start : start + found.shape[0]]
         limit = self.tolerance if tolerance is None else tolerance
-        compare(found, self.expected(start, start + found.shape[0]), limit, start, self._reference)
+        compare(found, expected, limit, start, self._reference)
 
     def wrong(self, start: int, count: int) -> list[int]:
         """`count` tokens from position `start`, each different from the sequence's."""
@@ -113,13 +105,8 @@ class ModelHarness:
 class ModelRun:
     """Caches of a model that hold the start of the sequence, and possibly wrong tokens after it.
 
-    Args:
-        harness: The model and the sequence.
-        prompt: Number of tokens to feed first, in one block.
-
-    Attributes:
-        length: Tokens of the sequence in the caches, including those to be replayed.
-        rounds: Number of blocks fed.
+    `length` is the number of tokens of the sequence, including those to be replayed. The prompt
+    is fed first, in one block; `rounds` counts the blocks.
     """
 
     def __init__(self, harness: ModelHarness, prompt: int = 0) -> None:
@@ -193,10 +180,9 @@ class FailingCache:
 
 
 class HasModules(Protocol):
-    """The part of a module of mlx that is used here."""
+    """A module of mlx, which lists itself and all modules in it."""
 
-    def named_modules(self) -> list[tuple[str, object]]:
-        """List the module and all modules in it."""
+    def named_modules(self) -> list[tuple[str, object]]: ...
 
 
 def parts_of(stock: StockModel) -> dict[str, object]:

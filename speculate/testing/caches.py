@@ -27,7 +27,7 @@ from speculate.testing._cache_harness import (
     require_same_objects,
 )
 from speculate.testing.contract import MissingPackageError, contract, require
-from speculate.testing.layers import VOCAB, AttentionLayer, Layer, forward, run_layers
+from speculate.testing.layers import AttentionLayer, Layer, run_layers
 
 PROMPTS: Final = (0, 7, 12)
 """Tokens fed first: none, fewer than a window of 8 rows, and more."""
@@ -268,7 +268,7 @@ class CacheTests(ABC):
         other = UntrimmableCache(run.caches[0])
         grouped = [cache for cache in run.caches if isinstance(cache, Grouped)]
         require(len(grouped) == len(run.caches), "is no member of a group: see GroupMember")
-        join([*run.caches, other])
+        join([*run.caches, cast(Rollbackable, other)])
         run.start()
         run.feed(0, 3)
         run.refuses(3)
@@ -290,13 +290,15 @@ class CacheTests(ABC):
             cache.start_speculation()
         require_lengths(caches, START, "before anything was fed")
         for width in (5, 1):
-            first = _feed_first(spec, caches, width)
+            tokens = mx.arange(width)[None]
+            first = run_layers(spec.layers, caches, tokens)
+            mx.eval(first)
             require_lengths(caches, START + width, f"for {width}")
             for cache in caches:
                 require(not cache.can_trim(width + 1), "says that it can trim beyond its start")
                 cache.trim(width)
-            same = bool(mx.array_equal(first, _feed_first(spec, caches, width)))
-            require(same, "the same tokens are seen differently the second time")
+            same = mx.array_equal(first, run_layers(spec.layers, caches, tokens))
+            require(bool(same), "the same tokens are seen differently the second time")
             for cache in caches:
                 cache.trim(width)
 
@@ -376,7 +378,7 @@ class CacheTests(ABC):
         mx.eval(arrays_of(run.caches))
 
         def feed_elsewhere() -> None:
-            mx.eval(forward(spec.layers, run.caches, mx.array([[1]])))
+            mx.eval(run_layers(spec.layers, run.caches, mx.array([[1]])))
 
         with ThreadPoolExecutor(1) as pool:
             error = pool.submit(feed_elsewhere).exception()
@@ -410,13 +412,8 @@ class CacheTests(ABC):
     ) -> None:
         """Random operations of a decoding loop, in any order, never change the sequence.
 
-        Args:
-            examples: Number of runs.
-            steps: Operations in each run.
-            seed: Of the runs; `None` for the same runs every time.
-
-        Raises:
-            MissingPackageError: hypothesis is not installed.
+        Each of the `examples` is a run of so many steps. Without a seed they are the same every
+        time. Needs hypothesis.
         """
         if find_spec("hypothesis") is None:
             raise MissingPackageError(
@@ -426,9 +423,3 @@ class CacheTests(ABC):
         from speculate.testing._cache_machine import run_machine
 
         run_machine(self.spec(), examples, steps, seed)
-
-
-def _feed_first(spec: CacheSpec, caches: list[Rollbackable], width: int) -> mx.array:
-    found = forward(spec.layers, caches, mx.arange(width)[None] % VOCAB)
-    mx.eval(found)
-    return found

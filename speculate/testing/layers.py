@@ -40,11 +40,7 @@ class Layer(Protocol):
     """What a layer of a model does to its cache."""
 
     def __call__(self, cache: object, tokens: mx.array, /) -> mx.array:
-        """Feed tokens as a layer of a model would.
-
-        Args:
-            cache: A cache of mlx-lm, or its rewindable replacement.
-            tokens: `(1, T)` ids below 64.
+        """Feed ids below 64, `(1, T)`, to a cache of mlx-lm or its rewindable replacement.
 
         Returns:
             `(T, n)`, what the layer sees for each token: whole numbers, in any dtype.
@@ -170,16 +166,10 @@ def run_recurrence(
     *,
     records: bool = True,
 ) -> list[mx.array]:
-    """Feed rows to a recurrent layer, and record how to rewind its cache.
+    """Feed rows `(1, T, WIDTH)` to a recurrent layer, and return the state after each.
 
-    Args:
-        cache: Of two entries: the last `TAPS` rows, and the state.
-        fed: `(1, T, WIDTH)`.
-        step: Returns the next state `(1, WIDTH)`, given the state and the last `TAPS + 1` rows.
-        records: Whether to record, or leave that to the cache.
-
-    Returns:
-        The state after each row.
+    `step` makes a state `(1, WIDTH)` of the one before and the last `TAPS + 1` rows. The cache
+    holds the last `TAPS` rows and the state; with `records` it is told how to rewind.
     """
     slots, count = cast(StateCache, cache), fed.shape[1]
     before = (slots[0], slots[1])
@@ -203,11 +193,7 @@ def run_recurrence(
 
 @final
 class CacheListLayer:
-    """Several layers that share one cache which holds several.
-
-    Args:
-        parts: One layer for each of the caches inside.
-    """
+    """Several layers, one for each of the caches inside a cache that holds several."""
 
     def __init__(self, parts: Sequence[Layer]) -> None:
         self._parts = list(parts)
@@ -219,24 +205,14 @@ class CacheListLayer:
 
 
 def run_layers(layers: Sequence[Layer], caches: Sequence[object], tokens: mx.array) -> mx.array:
-    """Run every layer over its own cache, and return what they see side by side.
-
-    Args:
-        layers: The layers.
-        caches: One for each layer.
-        tokens: `(1, T)` ids.
+    """Feed ids `(1, T)` to every layer over its own cache, as one forward if those form a group.
 
     Returns:
-        `(T, n)` float32.
+        `(T, n)` float32: what the layers see, side by side.
     """
-    seen = [layer(cache, tokens) for layer, cache in zip(layers, caches, strict=True)]
-    return mx.concatenate([rows.astype(mx.float32) for rows in seen], axis=-1)
-
-
-def forward(layers: Sequence[Layer], caches: Sequence[object], tokens: mx.array) -> mx.array:
-    """Like `run_layers`, as one forward."""
     with as_block(caches, tokens) as fed:
-        return run_layers(layers, caches, fed)
+        seen = [layer(cache, fed) for layer, cache in zip(layers, caches, strict=True)]
+    return mx.concatenate([rows.astype(mx.float32) for rows in seen], axis=-1)
 
 
 def as_block(caches: Sequence[object], tokens: mx.array) -> AbstractContextManager[mx.array]:

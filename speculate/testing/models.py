@@ -14,11 +14,7 @@ from speculate.decoding.window import speculation
 from speculate.errors import CannotRewindError, RewindError, SpeculateError
 from speculate.models.adapter import StockAdapter
 from speculate.protocols import Proposer, Rollbackable, SpeculativeModel, StockModel
-from speculate.testing._cache_harness import (
-    require_lengths,
-    require_moved,
-    require_same_objects,
-)
+from speculate.testing._cache_harness import require_lengths, require_moved, require_same_objects
 from speculate.testing._model_harness import (
     STOCK,
     ModelHarness,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, cast, final
 
 import mlx.core as mx
@@ -48,15 +49,13 @@ class ToyAttention:
         rows, count = cast(RowCache, cache), x.shape[1]
         parts = (x @ self._projections).reshape(1, count, 3 * HEADS, WIDTH // HEADS)
         q, k, v = mx.split(parts.transpose(0, 2, 1, 3), 3, axis=1)
-        q, k = (self._rotated(part, rows.offset) for part in (q, k))
+        rotate = partial(mx.fast.rope, traditional=False, base=1e4, scale=1.0, offset=rows.offset)
+        q, k = (rotate(part, WIDTH // HEADS) for part in (q, k))
         mask = cast(MakesMasks, cache).make_mask(count, return_array=False, window_size=None)
         k, v = rows.update_and_fetch(k, v)
         scale = 1 / math.sqrt(WIDTH // HEADS)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
         return out.transpose(0, 2, 1, 3).reshape(1, count, WIDTH) @ self._output
-
-    def _rotated(self, x: mx.array, offset: int) -> mx.array:
-        return mx.fast.rope(x, x.shape[-1], traditional=False, base=1e4, scale=1.0, offset=offset)
 
 
 @final

@@ -82,36 +82,35 @@ class Step(NamedTuple):
 
 def cases(target: VerificationTarget) -> list[Case]:
     """Every check that applies to a model and its drafters, in the order of a report."""
-    return [Case(check, name, make) for check, name, make in _cases(target)]
+    return list(_cases(target))
 
 
-def _cases(target: VerificationTarget) -> Iterator[tuple[str, str, Callable[[], Result]]]:
-    """For each check its name, what it is applied to, and the call."""
+def _cases(target: VerificationTarget) -> Iterator[Case]:
     has_stock, drafters = target.oracle.stock is not None, target.drafters
     modes = [("greedy", Sampling()), ("coupled", coupled_sampling(target.seed))]
     if has_stock:
-        yield "forward", "blocks, mlx-lm's caches", partial(check_block_forward, target)
+        yield Case("forward", "blocks, mlx-lm's caches", partial(check_block_forward, target))
         prefill = partial(check_prefill_forward, target)
-        yield "forward", "cold prefill, rewindable caches", prefill
-    yield "tails", "two rejected tails per cut", partial(check_tails, target)
+        yield Case("forward", "cold prefill, rewindable caches", prefill)
+    yield Case("tails", "two rejected tails per cut", partial(check_tails, target))
     widths = f"blocks of {WIDTHS[0]} to {WIDTHS[-1]}, every cut"
-    yield "rewind", widths, partial(check_rewind, target)
+    yield Case("rewind", widths, partial(check_rewind, target))
     if has_stock:
-        yield "sequence", "mlx-lm, greedy", partial(check_stock_sequence, target, Sampling())
+        yield Case("sequence", "mlx-lm, greedy", partial(check_stock_sequence, target, Sampling()))
     for mode, sampling in modes:
         for drafter in drafters:
             name = f"{drafter.name}, depth {DEPTHS[0]} to {DEPTHS[-1]}, {mode}"
-            yield "sequence", name, partial(check_sequence, target, drafter, sampling)
+            yield Case("sequence", name, partial(check_sequence, target, drafter, sampling))
         if drafters:
             adaptive = partial(check_adaptive_sequence, target, sampling)
-            yield "sequence", f"adaptive, {mode}", adaptive
+            yield Case("sequence", f"adaptive, {mode}", adaptive)
     for mode, sampling in modes:
         for drafter in drafters:
             name = f"{drafter.name}, depth {AUDITED_DEPTH}, {mode}"
-            yield "acceptance", name, partial(check_acceptance, target, drafter, sampling)
-    # Uses another seed than the sequences.
-    seed = target.seed + 1
-    yield "seed", f"{seed}: off, each proposer, alternating", partial(check_seed, target, seed)
+            yield Case("acceptance", name, partial(check_acceptance, target, drafter, sampling))
+    seed = target.seed + 1  # Another one than that of the sequences.
+    run = partial(check_seed, target, seed)
+    yield Case("seed", f"{seed}: off, each proposer, alternating", run)
 
 
 def check_block_forward(target: VerificationTarget) -> Result:

@@ -13,16 +13,15 @@ import mlx.core as mx
 
 from speculate._mx import to_ints
 from speculate.decoding.decoder import Decoder
-from speculate.protocols import Choice, Choose, Plan, Proposer, Round, Strategy
+from speculate.protocols import Choose, Plan, Proposer, Round, Strategy
 from speculate.sampling.acceptance import Coupled, Greedy
 from speculate.sampling.filters import Distribution
 from speculate.sampling.options import Sampling
 from speculate.strategies.adaptive import Adaptive
 from speculate.strategies.fixed import Fixed, Off
-from speculate.verify.drafters import Drafter, RecordingProposer
 from speculate.verify.oracle import ReferenceSequence, reference_token
 from speculate.verify.rounding import Difference, Result, Rounding
-from speculate.verify.target import VerificationTarget
+from speculate.verify.target import Drafter, RecordingProposer, VerificationTarget
 
 DEPTHS: Final = (1, 2, 3, 4, 5)
 """Draft depths, in tokens, at which a proposer's sequence is checked."""
@@ -86,7 +85,10 @@ def check_stock_sequence(target: VerificationTarget, sampling: Sampling) -> Resu
         position = len(reference.prompt) + index
         found, expected = reference_token(logits, sampling, position), reference.tokens[index]
         if found.token != expected.token:
-            rounding = _single_step_rounding(target, logits)
+            noise = target.rounding.noise
+            if target.window:
+                noise = max(noise, ROTATED_NOISE * cast(float, mx.abs(logits).max().item()))
+            rounding = Rounding(noise)
             differences.append(expected.difference(position, found.token, rounding, "mlx-lm"))
     return Result(len(fed), "tokens", _rechecked(target, reference, differences))
 
@@ -161,15 +163,15 @@ def compare_decoding(
 
 @final
 class AlternatingStrategy:
-    """A strategy that picks a proposer and a depth at random in every round."""
+    """A strategy that picks a proposer, if there is one, and a depth at random in every round."""
 
-    def __init__(self, proposers: Sequence[Proposer], seed: int) -> None:
-        self.proposers: Sequence[Proposer] = list(proposers)
+    def __init__(self, drafters: Sequence[Drafter], seed: int) -> None:
+        self.proposers: Sequence[Proposer] = [drafter.make() for drafter in drafters]
         self._dice = random.Random(seed)
 
     def plan(self, remaining: int | None, /) -> Plan:
-        proposer, depth = self._dice.choice(self.proposers), self._dice.choice(SEED_DEPTHS)
-        return Plan(proposer, depth) if depth else Plan()
+        depth = self._dice.choice(SEED_DEPTHS) if self.proposers else 0
+        return Plan(self._dice.choice(self.proposers), depth) if depth else Plan()
 
     def observe(self, round: Round, /) -> None:
         """Learns nothing."""
@@ -192,14 +194,10 @@ def _seed_runs(target: VerificationTarget, seed: int) -> Iterator[Run]:
     yield "off", 0, Off()
     for drafter in target.drafters:
         yield f"{drafter.name}, depth 4", 0, Fixed(drafter.make(), 4)
-    yield "alternating", 0, _alternating(target, seed)
-    yield "alternating, from the middle", target.tokens // 2, _alternating(target, seed + 1)
+    yield "alternating", 0, AlternatingStrategy(target.drafters, seed)
+    middle = AlternatingStrategy(target.drafters, seed + 1)
+    yield "alternating, from the middle", target.tokens // 2, middle
     yield "off, again", 0, Off()
-
-
-def _alternating(target: VerificationTarget, seed: int) -> Strategy:
-    proposers = [drafter.make() for drafter in target.drafters]
-    return AlternatingStrategy(proposers, seed) if proposers else Off()
 
 
 def _rechecked(
@@ -208,14 +206,6 @@ def _rechecked(
     """Recheck differences of tokens: each was chosen by the logits of the token before it."""
     ids, first = [*reference.prompt, *reference.ids[:-1]], len(reference.prompt) - 1
     return target.recheck(found, ids, first, first + 1)
-
-
-def _single_step_rounding(target: VerificationTarget, logits: mx.array) -> Rounding:
-    """Rounding of single steps by mlx-lm's model."""
-    if not target.window:
-        return target.rounding
-    largest = cast(float, mx.abs(logits).max().item())
-    return Rounding(max(target.rounding.noise, ROTATED_NOISE * largest))
 
 
 def _tolerance(target: VerificationTarget, accepted: int, drafted: int) -> float:
@@ -250,8 +240,4 @@ def _draft_sampler(sampling: Sampling, start: int) -> Choose:
     chooser = (
         Coupled(Distribution(sampling, sampling.seed or 0)) if sampling.temperature else Greedy()
     )
-
-    def choose(logits: mx.array, index: int) -> Choice:
-        return chooser.choose(logits, start + index)
-
-    return choose
+    return lambda logits, index: chooser.choose(logits, start + index)

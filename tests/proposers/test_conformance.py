@@ -7,7 +7,7 @@ from typing import ClassVar
 from speculate import DraftModel, MTPChain, PromptLookup, SpeculativeModel
 from speculate.protocols import Proposer
 from speculate.testing import ProposerTests, ScriptedProposer, ToyModel
-from speculate.testing._proposer_harness import repetitive
+from speculate.testing.proposers import repetitive
 from tests.decoding import kit
 from tests.decoding.heads import with_head
 

@@ -16,7 +16,7 @@ from speculate import Decoder, DraftModel, Fixed, Off, Sampling, SpeculativeMode
 from speculate._mx import to_ints
 from speculate.protocols import Choice, Commit, Forward
 from speculate.sampling.options import MODES, Mode
-from speculate.verify.drafters import model_drafter
+from speculate.verify import model_drafter
 from tests.decoding import kit
 from tests.decoding.watched import PassingModel, WatchedProposer
 from tests.sampling.laws import distribution

@@ -15,7 +15,7 @@ from speculate.protocols import Strategy
 from speculate.sampling.acceptance import CallablePicker, SamplerCallable
 from speculate.sampling.options import Mode
 from speculate.sampling.processors import Processor
-from speculate.testing._sampler_harness import chi_square
+from speculate.testing.samplers import chi_square
 from tests.decoding import kit
 from tests.sampling.drafting import COUNT, PROMPT, Case, headed, strategy_for
 from tests.sampling.laws import CHANCE, Floats, distribution

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from speculate.sampling import noise
 from speculate.sampling.noise import gumbel, hashes, key, uniform
-from speculate.testing._sampler_harness import chi_square
+from speculate.testing.samplers import chi_square
 from tests.sampling.laws import CHANCE
 from tests.sampling.toys import number
 

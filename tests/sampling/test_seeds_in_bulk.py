@@ -12,7 +12,7 @@ import pytest
 
 from speculate import Sampling
 from speculate.sampling.noise import gumbel, key
-from speculate.testing._sampler_harness import chi_square
+from speculate.testing.samplers import chi_square
 from tests.sampling.batched import Drafter, Setting, decode
 from tests.sampling.laws import CHANCE, distribution
 from tests.sampling.toys import table

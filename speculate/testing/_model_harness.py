@@ -200,9 +200,8 @@ def parts_of(stock: StockModel) -> dict[str, object]:
 def foreign_methods(stock: StockModel) -> Iterator[str]:
     """Yield methods of a model's classes whose code is outside the package of the class."""
     for kind in {type(module) for _, module in cast(HasModules, stock).named_modules()}:
-        home: Sequence[str] = vars(sys.modules[kind.__module__.partition(".")[0]]).get(
-            "__path__", [""]
-        )
+        package = sys.modules[kind.__module__.partition(".")[0]]
+        home: Sequence[str] = vars(package).get("__path__", [""])
         for name, method in vars(kind).items():
             if isinstance(method, FunctionType):
                 file = method.__code__.co_filename

@@ -93,14 +93,9 @@ def at_step(round: int | None = None, position: int | None = None) -> Iterator[N
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        detail = f"raised {what} ({_where(error)})"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        detail = f"raised {what} ({Path(frame.filename).name}:{frame.lineno})"
         raise ContractError(detail, round=round, position=position) from error
-
-
-def _where(error: Exception) -> str:
-    """File and line that raised an error."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown line"
 
 
 def require(holds: bool, detail: str) -> None:
@@ -120,7 +115,7 @@ def refused(error: type[SpeculateError], detail: str) -> Iterator[None]:
 
 
 @contextmanager
-def unchanged_random_state() -> Iterator[None]:
+def same_random_state() -> Iterator[None]:
     """Check that the body draws neither from `mx.random` nor from `random`."""
     mx.random.seed(5)
     before, python_before = _random_state(), random.getstate()

@@ -72,13 +72,9 @@ class ScriptedProposer:
 
 @final
 class ScheduledStrategy:
-    """Repeats a list of plans.
+    """Repeats a list of plans, and records every observed round in `rounds`.
 
-    Args:
-        plans: Proposer and depth of each round; a depth of 0 drafts nothing.
-
-    Attributes:
-        rounds: Every observed round.
+    A plan is a proposer and a depth; a depth of 0 drafts nothing.
     """
 
     def __init__(self, plans: Sequence[tuple[Proposer, int]]) -> None:

@@ -28,11 +28,10 @@ class HeadHarness:
     def __init__(self, suite: HeadTests) -> None:
         self.head: MTPHead = suite.make_head()
         self.vocab_size: int = suite.vocab_size
-        hidden = mx.random.normal((1, ROWS, suite.width), key=mx.random.key(1))
+        one, other = mx.random.key(1), mx.random.key(2)
+        hidden = mx.random.normal((1, ROWS, suite.width), key=one)
         self.hidden: mx.array = hidden.astype(suite.dtype)
-        self.tokens: mx.array = mx.random.randint(
-            0, suite.vocab_size, (1, ROWS), key=mx.random.key(2)
-        )
+        self.tokens: mx.array = mx.random.randint(0, self.vocab_size, (1, ROWS), key=other)
         self._tolerance = suite.tolerance
         self._whole: Forward | None = None
 

@@ -82,10 +82,8 @@ class ListCache(Protocol):
 class AttentionLayer:
     """A layer that writes one row per token and sums up the rows that cache and mask show.
 
-    Args:
-        mask: Makes the mask of a block from the cache and the number of tokens, for caches
-            whose model makes the mask itself. By default the cache is asked; a block over a
-            cache without `make_mask` is causal.
+    `mask` makes the mask of a block from the cache and the number of tokens, for caches whose
+    model makes it itself. By default the cache is asked; without `make_mask` a block is causal.
     """
 
     def __init__(self, mask: Callable[[object, int], Mask] | None = None) -> None:
@@ -142,8 +140,7 @@ def _visible(mask: Mask, count: int, rows: int) -> mx.array:
 class StateLayer:
     """A layer with a convolution window and a state that depends on every token ever fed.
 
-    Args:
-        records: Whether the layer records how to rewind, or leaves that to the cache.
+    With `records` the layer records how to rewind; otherwise it leaves that to the cache.
     """
 
     def __init__(self, *, records: bool) -> None:

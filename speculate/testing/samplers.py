@@ -14,13 +14,7 @@ import mlx.core as mx
 
 from speculate._mx import log_softmax, to_ints
 from speculate.protocols import Choice, Draft, Sampler
-from speculate.testing.contract import (
-    ContractError,
-    at_step,
-    contract,
-    require,
-    unchanged_random_state,
-)
+from speculate.testing.contract import ContractError, at_step, contract, require, same_random_state
 
 PROMPT: Final = (1, 3, 2, 1, 0)
 """Ids that every sequence starts with."""
@@ -120,14 +114,14 @@ def sampled_drafts(model: MarkovTarget) -> DraftSource:
     """Drafts that the sampler draws from another model's logits."""
 
     def source(run: SamplerRun, depth: int) -> Draft:
+        if not depth:
+            return no_drafts(run, 0)
         last_token = mx.array(run.sequence[-1:], dtype=mx.uint32)
         choices: list[Choice] = []
         for index in range(depth):
             choices.append(run.sampler.choose(model.logits[last_token], index))
             last_token = choices[-1].token
         tokens = [choice.token for choice in choices]
-        if not tokens:
-            return no_drafts(run, 0)
         return Draft(mx.concatenate(tokens), [choice.law for choice in choices])
 
     return source
@@ -316,8 +310,8 @@ class SamplerTests(ABC):
                 depth = DEPTHS[round % 5]
                 one.round(source(one, depth))
                 other.round(source(other, depth))
-                last = (one.sequence[-1], other.sequence[-1])
-                require(one.sequence == other.sequence, f"{last[0]}, and then {last[1]}")
+                said = f"{one.sequence[-1]}, and then {other.sequence[-1]}"
+                require(one.sequence == other.sequence, said)
 
     @contract
     def test_correct_drafts_are_accepted(self) -> None:
@@ -342,7 +336,7 @@ class SamplerTests(ABC):
         if not self.draws_itself:
             return
         source = _sources(8)["a draft model"]
-        with unchanged_random_state():
+        with same_random_state():
             generate(self.make_sampler(), MarkovTarget(), 20, source, DEPTHS)
 
 

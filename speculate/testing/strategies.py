@@ -12,7 +12,7 @@ from speculate.backends.group import RECORD_WINDOW
 from speculate.decoding.decoder import Decoder
 from speculate.protocols import Plan, Round, SpeculativeModel, Strategy
 from speculate.strategies.fixed import MAX_DEPTH, Off
-from speculate.testing.contract import at_step, contract, require, unchanged_random_state
+from speculate.testing.contract import at_step, contract, require, same_random_state
 from speculate.testing.toy import ToyHead, ToyModel
 
 Accept = Callable[[int, int], int]
@@ -51,16 +51,10 @@ class StrategyRun:
             plan = self._strategy.plan(remaining)
             check_plan(plan, self._strategy)
         self.plans.append((None if plan.proposer is None else plan.proposer.name, plan.depth))
-        self._unobserved.append(self._finished(index, plan, remaining))
-        with at_step(index, self._emitted):
-            while len(self._unobserved) > ahead:
-                self._strategy.observe(self._unobserved.pop(0))
-
-    def _finished(self, index: int, plan: Plan, remaining: int | None) -> Round:
         drafted = plan.depth if remaining is None else min(plan.depth, remaining - 1)
         accepted = self._accept(index, drafted)
         self._emitted += 1 + accepted
-        return Round(
+        finished = Round(
             index=index,
             proposer=plan.proposer.name if plan.proposer and drafted else None,
             planned=plan.depth,
@@ -72,6 +66,10 @@ class StrategyRun:
             seconds=0.01 + 0.001 * drafted,
             context=self._emitted,
         )
+        self._unobserved.append(finished)
+        with at_step(index, self._emitted):
+            while len(self._unobserved) > ahead:
+                self._strategy.observe(self._unobserved.pop(0))
 
 
 def check_plan(plan: Plan, strategy: Strategy) -> None:
@@ -144,7 +142,7 @@ class StrategyTests(ABC):
     def test_it_uses_neither_arrays_nor_random_numbers(self) -> None:
         """Planning makes no arrays and draws no random numbers."""
         run = StrategyRun(self.make_strategy(), ACCEPTING["some"])
-        with unchanged_random_state():
+        with same_random_state():
             mx.reset_peak_memory()
             held = mx.get_active_memory()
             for _ in range(ROUNDS):

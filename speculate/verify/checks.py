@@ -116,8 +116,7 @@ def _cases(target: VerificationTarget) -> Iterator[Case]:
 def check_block_forward(target: VerificationTarget) -> Result:
     """Compare the adapter with mlx-lm's model on the same blocks, both on mlx-lm's caches."""
     ours, theirs = target.oracle.caches(), target.oracle.caches()
-    differences: list[Difference] = []
-    start = 0
+    differences, start = list[Difference](), 0
     for width in (len(target.prompt), *FORWARD_WIDTHS):
         ids = target.ids(start, start + width)
         found = target.model.forward(token_row(ids), ours).logits[0]

@@ -86,8 +86,7 @@ class Oracle:
         after single steps. That difference does not come from the width of the block, so single
         steps stop at the window; it is 0 without one.
         """
-        whole = self.cold(ids)
-        worst = 0.0
+        whole, worst = self.cold(ids), 0.0
         for width in NOISE_WIDTHS:
             length = min(len(ids), window) if window and width == 1 else len(ids)
             found = self.blocks(ids[:length], [width])

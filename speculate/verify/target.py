@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Final, cast, final
+from typing import Final, final
 
 import attrs
 import mlx.core as mx
@@ -106,7 +106,7 @@ def model_drafter(draft: SpeculativeModel) -> Drafter:
             block, drafts = token_row(clamp_ids(draft, ids[:position])), list[int]()
             while len(drafts) < depth:
                 logits = draft.forward(block, caches).logits[:, -1, :shared]
-                drafts.append(_chosen(choose, logits, len(drafts)))
+                drafts += to_ints(choose(logits, len(drafts)).token)
                 block = token_row(drafts[-1:])
             return drafts
 
@@ -152,7 +152,7 @@ def _head_offline(target: SpeculativeModel, ids: Sequence[int]) -> Redraft:
         caches, drafts = head.make_cache(), list[int]()
         while len(drafts) < depth and state.shape[1]:
             out = head.step(state, tokens, caches)
-            drafts.append(_chosen(choose, out.logits[:, -1], len(drafts)))
+            drafts += to_ints(choose(out.logits[:, -1], len(drafts)).token)
             state, tokens = out.hidden[:, -1:], token_row(drafts[-1:])
         return drafts
 
@@ -164,10 +164,6 @@ def _hidden(target: SpeculativeModel, ids: Sequence[int]) -> mx.array:
     hidden = target.forward(token_row(ids), target.make_cache()).hidden
     mx.eval(hidden)
     return hidden
-
-
-def _chosen(choose: Choose, logits: mx.array, index: int) -> int:
-    return cast(int, choose(logits, index).token.item())
 
 
 @final

@@ -166,7 +166,7 @@ def run_recurrence(
     """Feed rows `(1, T, WIDTH)` to a recurrent layer, and return the state after each.
 
     `step` makes a state `(1, WIDTH)` of the one before and the last `TAPS + 1` rows. The cache
-    holds the last `TAPS` rows and the state; with `records` it is told how to rewind.
+    holds the last `TAPS` rows and the state; `records` also records how to rewind it.
     """
     slots, count = cast(StateCache, cache), fed.shape[1]
     before = (slots[0], slots[1])

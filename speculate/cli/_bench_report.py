@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final, final
 import attrs
 
 from speculate.cli._bench_runs import ADAPTIVE, DEPTHS, OFF, BenchRun, count_drafts
+from speculate.cli._console import table_of
+from speculate.cli._models import share_per_position
 from speculate.protocols import Round
 
 if TYPE_CHECKING:
@@ -142,16 +144,7 @@ def survival(runs: Sequence[BenchRun]) -> dict[str, list[float]]:
         name, _, depth = run.setting.partition(" ")
         if depth == str(max(DEPTHS)):
             rounds.setdefault(name, []).extend(run.rounds)
-    found = {name: count_drafts(own) for name, own in rounds.items()}
-    return {
-        name: [
-            accepted / drafted
-            for accepted, drafted in zip(
-                own.accepted_per_position, own.drafted_per_position, strict=True
-            )
-        ]
-        for name, own in found.items()
-    }
+    return {name: share_per_position(count_drafts(own)) for name, own in rounds.items()}
 
 
 def round_times(runs: Sequence[BenchRun]) -> list[RoundTime]:
@@ -205,10 +198,8 @@ def _result(runs: Sequence[BenchRun], plain: Sequence[BenchRun], overall: float)
 
 def same_text(runs: Sequence[BenchRun]) -> bool:
     """Whether each prompt got the same tokens in every run."""
-    found: dict[tuple[str, int], set[tuple[int, ...]]] = {}
-    for run in runs:
-        found.setdefault((run.workload, run.prompt), set()).add(tuple(run.ids))
-    return all(len(sequences) == 1 for sequences in found.values())
+    last = {(run.workload, run.prompt): run.ids for run in runs}
+    return all(run.ids == last[run.workload, run.prompt] for run in runs)
 
 
 def disturbance(runs: Sequence[BenchRun]) -> float:
@@ -233,25 +224,21 @@ def best_fixed(results: Mapping[str, SettingResult]) -> str:
 def show(results: Results) -> None:
     """Print the results as tables."""
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console(highlight=False)
-    forward = Table(f"rows after {results.forward.context} tokens", box=None, pad_edge=False)
-    for rows in results.forward.seconds:
-        forward.add_column(str(rows), justify="right", no_wrap=True)
-    times = [f"{seconds * 1e3:.3g}" for seconds in results.forward.seconds.values()]
-    forward.add_row("milliseconds", *times)
-    forward.add_row("v(T)", *(f"{v:.2f}" for v in results.forward.relative.values()))
-    console.print(forward)
+    console, forward = Console(highlight=False), results.forward
+    table = table_of(f"rows after {forward.context} tokens", *map(str, forward.seconds))
+    table.add_row("milliseconds", *(f"{time * 1e3:.3g}" for time in forward.seconds.values()))
+    table.add_row("v(T)", *(f"{v:.2f}" for v in forward.relative.values()))
+    console.print(table)
     console.print()
-    speedup = Table("speedup", box=None, pad_edge=False)
-    for workload in results.workloads:
-        speedup.add_column(workload, justify="right", no_wrap=True)
-    speedup.add_column("tokens/pass", justify="right", no_wrap=True)
-    speedup.add_column("accepted", justify="right", no_wrap=True)
+    table = table_of("speedup", *results.workloads, "tokens/pass", "accepted")
     for name in next(iter(results.workloads.values())):
-        speedup.add_row(name, *_cells(results, name))
-    console.print(speedup)
+        found = [settings[name] for settings in results.workloads.values()]
+        each = sum(own.tokens for own in found) / sum(own.passes for own in found)
+        drafted = sum(own.draft_tokens for own in found)
+        accepted = f"{sum(own.accepted_tokens for own in found)} of {drafted}" if drafted else ""
+        table.add_row(name, *map(speedup_text, found), f"{each:.2f}", accepted)
+    console.print(table)
     console.print()
     for line in summary_lines(results):
         console.print(line, markup=False, soft_wrap=True)
@@ -290,66 +277,42 @@ def speedup_text(result: SettingResult) -> str:
     return UNKNOWN if result.speedup is None else f"{result.speedup:.2f}"
 
 
-def _cells(results: Results, setting: str) -> list[str]:
-    found = [settings[setting] for settings in results.workloads.values()]
-    tokens, passes = (sum(o.tokens for o in found), sum(o.passes for o in found))
-    accepted, drafted = (
-        sum(o.accepted_tokens for o in found),
-        sum(o.draft_tokens for o in found),
-    )
-    return [
-        *(speedup_text(result) for result in found),
-        f"{tokens / passes:.2f}",
-        f"{accepted} of {drafted}" if drafted else "",
-    ]
-
-
 def draw(results: Results, path: Path) -> None:
-    """Draw the results into a PNG file.
-
-    Args:
-        results: What to draw.
-        path: The file to write.
-    """
+    """Draw the results into a PNG file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 8), layout="constrained")
     panels = figure.subplots(2, 2)
-    _draw_forward(panels[0][0], results)
+    _draw_forward(panels[0][0], results.forward)
     _draw_survival(panels[0][1], results.survival)
     _draw_round_times(panels[1][0], results.choices)
-    _draw_speedup(panels[1][1], results)
+    _draw_speedup(panels[1][1], results.workloads)
     for panel in panels.flat:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(axis="y", alpha=0.3)
         panel.set_axisbelow(True)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(frameon=False)
     drafts = f", draft model {results.draft_model}" if results.draft_model else ""
     figure.suptitle(f"{results.model}{drafts} on {results.machine['device']}")
     figure.savefig(path, dpi=120, format="png")
 
 
-def _draw_forward(panel: Axes, results: Results) -> None:
-    relative = results.forward.relative
-    rows = list(relative)
-    panel.plot(rows, list(relative.values()), "o-", color=COLOURS[None], label="measured")
+def _draw_forward(panel: Axes, forward: ForwardTimes) -> None:
+    rows, relative = zip(*forward.relative.items(), strict=True)
+    panel.plot(rows, relative, "o-", color=COLOURS[None], label="measured")
     panel.plot(rows, rows, ":", color="black", linewidth=1, label="one row at a time")
-    panel.set_title(f"Forward of T rows after {results.forward.context} tokens")
-    panel.set_xlabel("T, rows")
-    panel.set_ylabel("v(T), time relative to one row")
+    panel.set(title=f"Forward of T rows after {forward.context} tokens")
+    panel.set(xlabel="T, rows", ylabel="v(T), time relative to one row")
     panel.set_ylim(bottom=0)
-    panel.legend(frameon=False)
 
 
 def _draw_survival(panel: Axes, survival: Mapping[str, Sequence[float]]) -> None:
     for name, shares in survival.items():
         positions = range(1, len(shares) + 1)
         panel.plot(positions, list(shares), "o-", color=COLOURS.get(name), label=name)
-    panel.set_title("Drafts accepted up to a position")
-    panel.set_xlabel("position in the draft")
-    panel.set_ylabel("share of the drafts")
-    panel.set_ylim(0, 1.02)
-    if survival:
-        panel.legend(frameon=False)
+    panel.set(title="Drafts accepted up to a position", ylim=(0, 1.02))
+    panel.set(xlabel="position in the draft", ylabel="share of the drafts")
 
 
 def _draw_round_times(panel: Axes, choices: Sequence[RoundTime]) -> None:
@@ -359,23 +322,19 @@ def _draw_round_times(panel: Axes, choices: Sequence[RoundTime]) -> None:
         depths, times = [c.depth for c in own], [c.relative for c in own]
         panel.plot(depths, times, "o-", color=COLOURS.get(name), label=name)
     panel.axhline(1, color="black", linewidth=1, linestyle=":", label="no draft")
-    panel.set_title("Time of a round, by proposer")
-    panel.set_xlabel("tokens drafted")
-    panel.set_ylabel("relative to a round without drafts")
+    panel.set(title="Time of a round, by proposer")
+    panel.set(xlabel="tokens drafted", ylabel="relative to a round without drafts")
     panel.set_ylim(bottom=0)
-    panel.legend(frameon=False)
 
 
-def _draw_speedup(panel: Axes, results: Results) -> None:
-    names = list(next(iter(results.workloads.values())))
-    width = 0.8 / len(results.workloads)
-    for index, (workload, settings) in enumerate(results.workloads.items()):
+def _draw_speedup(panel: Axes, workloads: Mapping[str, Mapping[str, SettingResult]]) -> None:
+    names = list(next(iter(workloads.values())))
+    width = 0.8 / len(workloads)
+    for index, (workload, settings) in enumerate(workloads.items()):
         places = [place + (index + 0.5) * width - 0.4 for place in range(len(names))]
         speedups = [settings[name].speedup for name in names]
         heights = [nan if speedup is None else speedup for speedup in speedups]
         panel.bar(places, heights, width, color=FILLS[index % len(FILLS)], label=workload)
     panel.axhline(1, color="black", linewidth=1, linestyle=":")
-    panel.set_title("Speedup over decoding without drafts, if known")
+    panel.set(title="Speedup over decoding without drafts, if known", ylabel="speedup")
     panel.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    panel.set_ylabel("speedup")
-    panel.legend(frameon=False)

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, final
 
 import attrs
 
 from speculate.cli._console import spinner
-from speculate.decoding.stats import Stats
+from speculate.decoding.stats import DraftStats, Stats
 from speculate.errors import OptionError
 from speculate.loading import DEMO_MODELS, demo_folder, load
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.proposers.prompt_lookup import PromptLookup
-from speculate.protocols import Proposer, Round, SpeculativeModel, Strategy
-from speculate.sampling.options import Sampling
+from speculate.protocols import Proposer, SpeculativeModel, Strategy
 from speculate.strategies.adaptive import Adaptive
 from speculate.strategies.fixed import Fixed, Off
-from speculate.text import DecoderOptions, stream_generate
 
 if TYPE_CHECKING:
+    from mlx_lm.generate import GenerationResponse
     from mlx_lm.tokenizer_utils import TokenizerWrapper
-
-Loaded = tuple[SpeculativeModel, "TokenizerWrapper"]
-"""A model and its tokenizer."""
-
-RoundListener = Callable[[Round, Stats], None]
-"""Called with each finished round, and the counters up to and including it."""
 
 PROPOSERS: Final = ("draft", "mtp", "lookup", "off")
 """Names that `--proposer` accepts."""
@@ -61,18 +54,21 @@ def is_bundled(name: str | None) -> bool:
     return name is None or (name in DEMO_MODELS and not Path(name).exists())
 
 
-def load_named(name: str | None, head: str | Literal[False] | None = None) -> Loaded:
-    """Load a model and its tokenizer.
-
-    Args:
-        name: As in `find_checkpoint`.
-        head: Where the head is, if not with the model; `False` to load none.
-    """
+def load_named(
+    name: str | None, head: str | Literal[False] | None = None
+) -> tuple[SpeculativeModel, TokenizerWrapper]:
+    """Load a model named as in `find_checkpoint`, with its head or another; `False` for none."""
     bundled = is_bundled(name)
     with spinner(f"Loading {name or DEMO_MODELS[0]} ..."):
         place = find_checkpoint(head, head_only=True) if isinstance(head, str) else head
         source = demo_folder(name or DEMO_MODELS[0]) if bundled else name
         return load(source, head=place, dequantize=bundled)
+
+
+def available_proposers(model: SpeculativeModel, draft: SpeculativeModel | None) -> list[str]:
+    """Names of the proposers of a model: the draft model and the head if any, and lookup."""
+    found = {"draft": draft is not None, "mtp": model.head is not None, "lookup": True}
+    return [name for name, exists in found.items() if exists]
 
 
 def strategy_for(
@@ -85,8 +81,7 @@ def strategy_for(
 
     Args:
         model: The target.
-        names: Names in `PROPOSERS`. By default the draft model and the head, where there are
-            such, and lookup.
+        names: Names in `PROPOSERS`; all that are available by default.
         depth: Tokens to draft. By default proposer and depth adapt in every round.
         draft: The draft model.
 
@@ -94,8 +89,7 @@ def strategy_for(
         OptionError: A proposer is not available, or the names cannot be combined.
     """
     if names is None:
-        available = {"draft": draft is not None, "mtp": model.head is not None, "lookup": True}
-        names = [name for name, found in available.items() if found]
+        names = available_proposers(model, draft)
         # A fixed depth takes one proposer: the best one available.
         names = names if depth is None else names[:1]
     names = list(dict.fromkeys(names))
@@ -105,16 +99,11 @@ def strategy_for(
         return Off()
     if depth is not None and len(names) > 1:
         raise OptionError("--depth is for one proposer: name one, or leave --depth out")
-    proposers = [proposer_for(model, name, draft) for name in names]
+    proposers = [_proposer_for(model, name, draft) for name in names]
     return Adaptive(*proposers) if depth is None else Fixed(proposers[0], depth)
 
 
-def proposer_for(model: SpeculativeModel, name: str, draft: SpeculativeModel | None) -> Proposer:
-    """Make the proposer of a name.
-
-    Raises:
-        OptionError: The model has no head, or there is no draft model.
-    """
+def _proposer_for(model: SpeculativeModel, name: str, draft: SpeculativeModel | None) -> Proposer:
     if name == "lookup":
         return PromptLookup()
     if name == "mtp":
@@ -129,17 +118,16 @@ def proposer_for(model: SpeculativeModel, name: str, draft: SpeculativeModel | N
     return DraftModel(draft)
 
 
+def share_per_position(drafts: DraftStats) -> list[float]:
+    """Accepted share of the drafted tokens at each draft position."""
+    pairs = zip(drafts.accepted_per_position, drafts.drafted_per_position, strict=True)
+    return [accepted / drafted for accepted, drafted in pairs]
+
+
 @final
 @attrs.frozen
 class Completion:
-    """A generated text with its counters.
-
-    Attributes:
-        ids: Generated tokens.
-        text: Their text.
-        stats: Counters of rounds and drafts.
-        tokens_per_second: Speed of generation, without the prompt.
-    """
+    """A generated text with its counters; the speed is without the prompt."""
 
     ids: Sequence[int]
     text: str
@@ -165,55 +153,20 @@ class Completion:
 
 
 def complete(
-    model: SpeculativeModel,
-    tokenizer: TokenizerWrapper,
-    prompt: str,
-    strategy: Strategy,
-    *,
-    max_tokens: int,
-    sampling: Sampling | None = None,
-    stop: Sequence[str] = (),
-    chat_template: bool = False,
-    write: Callable[[str], None] = lambda _: None,
-    listeners: Sequence[RoundListener] = (),
-    options: DecoderOptions | None = None,
+    responses: Iterable[GenerationResponse],
+    stats: Stats,
+    write: Callable[[str], object] = lambda _: None,
 ) -> Completion:
-    """Generate a text and count rounds and drafts.
+    """Generate a text, and write each piece of it.
 
     Args:
-        model: The target.
-        tokenizer: Its tokenizer.
-        prompt: The prompt, as a string.
-        strategy: Decides which proposer drafts and how much.
-        max_tokens: Tokens to generate; -1 for no limit.
-        sampling: How tokens are sampled; greedy by default.
-        stop: Strings that end the text.
-        chat_template: Whether to apply the tokenizer's chat template to the prompt.
+        responses: The running generation.
+        stats: The counters that its observer updates.
         write: Called with each piece of text.
-        listeners: Called after each round.
-        options: Further options of the decoder.
     """
-    stats = Stats(seed=sampling.seed if sampling and sampling.temperature > 0 else None)
-
-    def observe(round: Round, /) -> None:
-        stats.count(round)
-        for listener in listeners:
-            listener(round, stats)
-
-    given: DecoderOptions = {**(options or {}), "observer": observe}
     ids: list[int] = []
     pieces: list[str] = []
-    for response in stream_generate(
-        model,
-        tokenizer,
-        prompt,
-        strategy=strategy,
-        sampling=sampling,
-        max_tokens=max_tokens,
-        stop=stop,
-        chat_template=chat_template,
-        **given,
-    ):
+    for response in responses:
         ids.append(response.token)
         pieces.append(response.text)
         write(response.text)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast, final
 
 import attrs
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from speculate import verify
 from speculate.checkpoints.folder import summarize_error
-from speculate.cli._console import device, json_safe, printable, versions
+from speculate.cli._arguments import STANDARD_STREAM
+from speculate.cli._console import ProgressBars, as_json, device, printable, versions, writing
 from speculate.errors import CheckpointError
 from speculate.protocols import StockModel
-from speculate.verify import Case, Difference, Result, VerificationTarget
 from speculate.verify.rounding import Outcome, counted
 
 if TYPE_CHECKING:
@@ -46,14 +48,7 @@ class CheckReport:
     compared: int
     unit: str
     figure: str
-    differences: Sequence[Difference]
-
-    @classmethod
-    def of(cls, case: Case, result: Result) -> CheckReport:
-        """Report a case and its result."""
-        summary, unit = result.summary(), result.unit
-        found = (result.outcome, result.compared, unit, summary, list(result.differences))
-        return cls(case.check, case.name, *found)
+    differences: Sequence[verify.Difference]
 
 
 @final
@@ -73,7 +68,7 @@ class ModelReport:
     name: str
     about: Mapping[str, str]
     noise: float
-    planned: int = 0
+    planned: int
     checks: list[CheckReport] = attrs.Factory(list)
 
     @property
@@ -107,36 +102,59 @@ class VerificationReport:
         return worst(model.outcome for model in self.models)
 
 
-def describe_model(name: str, draft: str | None, target: VerificationTarget) -> ModelReport:
-    """Describe a loaded model, and measure its rounding.
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The worst of several verdicts; `OK` for none."""
+    found = set(outcomes)
+    return "BUG" if "BUG" in found else "NUMERICS" if "NUMERICS" in found else "OK"
+
+
+def check_model(
+    report: VerificationReport,
+    name: str,
+    draft: str | None,
+    target: verify.VerificationTarget,
+    shown: ProgressBars,
+) -> None:
+    """Run all checks of a model, and add it to a report.
 
     Raises:
         CheckpointError: The model does not run on this machine.
     """
+    bar = shown.add(f"{name}: rounding")
     try:
-        noise = target.rounding.noise
-        logits = target.oracle.cold(target.ids(0, 1))
+        noise, about = target.rounding.noise, _about(draft, target)
     except Exception as error:
         raise CheckpointError(
             f"{name}: does not run on this machine: {summarize_error(error)}"
         ) from error
-    caches = Counter(type(cache).__name__ for cache in target.oracle.caches())
-    about = {
-        "family": _family(target),
-        "logits": _dtype_name(logits.dtype),
-        "weights": "unknown" if target.oracle.stock is None else _weights(target.oracle.stock),
-        "caches": ", ".join(f"{count} {kind}" for kind, count in caches.items()),
-        "drafts": ", ".join(_drafter(drafter.name, draft) for drafter in target.drafters),
-    }
-    return ModelReport(name, about, noise)
+    todo = verify.cases(target)
+    model = ModelReport(name, about, noise, planned=len(todo))
+    report.models.append(model)
+    for case in todo:
+        bar.rename(f"{name}: {case.check}, {case.name}", len(todo))
+        result = case.run()
+        counts = (result.outcome, result.compared, result.unit)
+        differences = list(result.differences)
+        check = CheckReport(case.check, case.name, *counts, result.summary(), differences)
+        model.checks.append(check)
+        bar.advance()
+    bar.rename(f"{name}: {model.outcome}")
 
 
-def _family(target: VerificationTarget) -> str:
-    """mlx-lm's name of the architecture, and the adapter."""
+def _about(draft: str | None, target: verify.VerificationTarget) -> dict[str, str]:
+    """Properties of a model, by label."""
     stock, adapter = target.oracle.stock, type(target.model).__name__
-    if stock is None:
-        return f"unknown ({adapter})"
-    return f"{type(stock).__module__.rpartition('.')[2]} ({adapter})"
+    family = "unknown" if stock is None else type(stock).__module__.rpartition(".")[2]
+    logits = target.oracle.cold(target.ids(0, 1))
+    caches = Counter(type(cache).__name__ for cache in target.oracle.caches())
+    names = [drafter.name for drafter in target.drafters]
+    return {
+        "family": f"{family} ({adapter})",
+        "logits": _dtype_name(logits.dtype),
+        "weights": "unknown" if stock is None else _weights(stock),
+        "caches": ", ".join(f"{count} {kind}" for kind, count in caches.items()),
+        "drafts": ", ".join(f"draft ({draft})" if name == "draft" else name for name in names),
+    }
 
 
 def _weights(stock: StockModel) -> str:
@@ -156,25 +174,26 @@ def _weights(stock: StockModel) -> str:
     return "; ".join([*quantised, ", ".join(dtype for dtype, _ in dtypes.most_common())])
 
 
-def _drafter(name: str, draft: str | None) -> str:
-    return f"{name} ({draft})" if name == "draft" and draft else name
-
-
 def _dtype_name(dtype: mx.Dtype) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """The worst of several verdicts; `OK` for none."""
-    found = set(outcomes)
-    return "BUG" if "BUG" in found else "NUMERICS" if "NUMERICS" in found else "OK"
+def write(report: VerificationReport, place: str | None) -> None:
+    """Print a report, and write it to a file if there is one.
 
-
-def as_json(report: VerificationReport) -> str:
-    """The report as JSON, with every difference."""
-    found = attrs.asdict(report)
-    found["outcome"] = report.outcome
-    return json.dumps(json_safe(found), indent=1, allow_nan=False)
+    Raises:
+        OptionError: The file cannot be written. The report has been printed.
+    """
+    text = "\n".join(as_text(report))
+    data = as_json({**attrs.asdict(report), "outcome": report.outcome}, indent=1)
+    if place == STANDARD_STREAM:
+        print(text, file=sys.stderr)
+        print(data)
+        return
+    print(text)
+    if place is not None:
+        with writing("the report", place):
+            Path(place).write_text(f"{data}\n", encoding="utf-8")
 
 
 def as_text(report: VerificationReport) -> Iterator[str]:
@@ -182,7 +201,8 @@ def as_text(report: VerificationReport) -> Iterator[str]:
     checks = [check for model in report.models for check in model.checks]
     compared = counted(sum(check.compared for check in checks), "comparisons")
     differences = counted(sum(len(check.differences) for check in checks), "differences")
-    yield f"speculate verify: {_verdict(report)}"
+    so_far = " so far, interrupted" if report.interrupted else ""
+    yield f"speculate verify: {report.outcome}{so_far}"
     yield f"{differences} in {compared}, {counted(len(checks), 'checks')}"
     yield ""
     yield ", ".join(f"{name} {version}" for name, version in report.versions.items())
@@ -191,14 +211,14 @@ def as_text(report: VerificationReport) -> Iterator[str]:
         yield ""
         yield from _model_lines(model)
     yield ""
-    yield from _footer(report)
-
-
-def _verdict(report: VerificationReport) -> str:
-    outcome: str = report.outcome
-    if report.interrupted:
-        return f"{outcome} so far, interrupted"
-    return outcome
+    if report.outcome == "BUG":
+        yield "This is a BUG: please report it, with everything above."
+    elif report.outcome == "NUMERICS":
+        yield "Nothing is wrong: all differences are within rounding on this machine."
+    yield (
+        f"Each run decoded {report.tokens} tokens: --tokens {8 * report.tokens} checks longer "
+        "sequences and takes longer."
+    )
 
 
 def _model_lines(model: ModelReport) -> Iterator[str]:
@@ -219,14 +239,3 @@ def _model_lines(model: ModelReport) -> Iterator[str]:
             yield f"    and {len(wrong) - MAX_SHOWN} more"
     if missing := model.planned - len(model.checks):
         yield f"  not run: {missing} of {model.planned} checks"
-
-
-def _footer(report: VerificationReport) -> Iterator[str]:
-    if report.outcome == "BUG":
-        yield "This is a BUG: please report it, with everything above."
-    elif report.outcome == "NUMERICS":
-        yield "Nothing is wrong: all differences are within rounding on this machine."
-    yield (
-        f"Each run decoded {report.tokens} tokens: --tokens {8 * report.tokens} checks longer "
-        "sequences and takes longer."
-    )

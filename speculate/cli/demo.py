@@ -7,9 +7,11 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from speculate.cli._arguments import Command, add_depth, add_max_tokens, add_prompt, read_prompt
+from speculate.cli._arguments import Command, add_depth, add_prompt, read_prompt
+from speculate.cli._console import table_of
 from speculate.cli._models import Completion, complete, load_named, strategy_for
-from speculate.loading import demo_prompt
+from speculate.decoding.stats import Stats
+from speculate.text import stream_generate
 
 PROPOSERS: Final = {
     "off": "none: plain decoding",
@@ -24,21 +26,28 @@ WARM_UP_TOKENS: Final = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    add_prompt(parser)
-    add_max_tokens(parser, default=128)
+    add_prompt(parser, max_tokens=128)
     add_depth(parser, default=3)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the text and a table; return 1 if the texts differ."""
-    prompt = demo_prompt() if args.prompt is None else read_prompt(args.prompt)
+    prompt = read_prompt(args.prompt)
     model, tokenizer = load_named("hybrid")
     draft = load_named("draft")[0]
     runs: dict[str, Completion] = {}
     for proposer in PROPOSERS:
         for tokens in (WARM_UP_TOKENS, args.max_tokens):
-            strategy = strategy_for(model, [proposer], args.depth, draft)
-            runs[proposer] = complete(model, tokenizer, prompt, strategy, max_tokens=tokens)
+            stats = Stats()
+            responses = stream_generate(
+                model,
+                tokenizer,
+                prompt,
+                strategy=strategy_for(model, [proposer], args.depth, draft),
+                max_tokens=tokens,
+                observer=stats.count,
+            )
+            runs[proposer] = complete(responses, stats)
     same = all(found.ids == runs["off"].ids for found in runs.values())
     _show(prompt, runs, same)
     return 0 if same else 1
@@ -46,15 +55,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(prompt: str, runs: Mapping[str, Completion], same: bool) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False)
     console.print(prompt, markup=False, style="dim", soft_wrap=True, end="")
     console.print(runs["off"].text, markup=False, soft_wrap=True)
     console.print()
-    table = Table("proposer", box=None, pad_edge=False)
-    for title in ("tokens", "target passes", "accepted", "tokens/pass", "tokens/s"):
-        table.add_column(title, justify="right", no_wrap=True)
+    figures = ("tokens", "target passes", "accepted", "tokens/pass", "tokens/s")
+    table = table_of("proposer", *figures)
     for proposer, found in runs.items():
         passes = found.stats.rounds
         table.add_row(
@@ -67,10 +74,8 @@ def _show(prompt: str, runs: Mapping[str, Completion], same: bool) -> None:
         )
     console.print(table)
     console.print()
-    if same:
-        console.print("The three texts are identical.")
-    else:
-        console.print("The three texts DIFFER: this is a bug, please report it.")
+    verdict = "are identical." if same else "DIFFER: this is a bug, please report it."
+    console.print(f"The three texts {verdict}")
 
 
 COMMAND: Final[Command] = Command(

@@ -39,13 +39,7 @@ MIN_ROUNDS: Final = 3
 @final
 @attrs.frozen
 class ForwardTimes:
-    """Times of target forwards.
-
-    Attributes:
-        context: Tokens before each forward.
-        seconds: Time by width in tokens.
-        relative: v(T): time by width, relative to one token.
-    """
+    """Times of target forwards after `context` tokens, by width; `relative` to one token: v(T)."""
 
     context: int
     seconds: Mapping[int, float]
@@ -55,14 +49,9 @@ class ForwardTimes:
 @final
 @attrs.frozen
 class RoundTime:
-    """Time of the rounds with the same proposer and the same number of drafted tokens.
+    """Median time of the rounds with one proposer and `depth` drafted tokens.
 
-    Attributes:
-        proposer: Name of the proposer; `None` for rounds without a draft.
-        depth: Drafted tokens.
-        rounds: Number of rounds.
-        seconds: Their median time.
-        relative: `seconds` relative to rounds without a draft.
+    `relative` is `seconds` relative to rounds without a draft, whose proposer is `None`.
     """
 
     proposer: str | None
@@ -78,11 +67,8 @@ class SettingResult:
     """All runs of one workload with one setting.
 
     Attributes:
-        tokens: Generated tokens.
-        passes: Target passes.
-        draft_tokens: Drafted tokens.
-        accepted_tokens: Drafted tokens that were emitted.
-        seconds: Total time of the rounds.
+        tokens: Generated tokens, in as many target `passes` and in `seconds`.
+        draft_tokens: Drafted tokens, of which `accepted_tokens` were emitted.
         spread: Largest difference between two runs of the same prompt, with this setting or
             without drafts, as slower / faster - 1; at least the `disturbance` of the benchmark.
         speedup: Relative to decoding without drafts; `None` if it does not exceed `spread`.
@@ -105,11 +91,8 @@ class Results:
     """Everything that was measured. Its fields are the keys of `bench.json`.
 
     Attributes:
-        model: Name of the target.
-        draft_model: Name of the draft model; `None` without one.
         machine: Device, and versions of the software.
         tokens: Tokens generated in each run, at most.
-        forward: Times of target forwards.
         survival: For each proposer, the share of its deepest drafts that were accepted up to
             position 1, 2, ...
         choices: Times of rounds by proposer and depth.
@@ -132,7 +115,7 @@ class Results:
 
 
 def relative_times(seconds: Mapping[int, float], context: int) -> ForwardTimes:
-    """Times of forwards with v(T)."""
+    """Times of forwards, with v(T)."""
     relative = {rows: time / seconds[1] for rows, time in seconds.items()}
     return ForwardTimes(context, seconds, relative)
 
@@ -299,8 +282,8 @@ def draw(results: Results, path: Path) -> None:
 
 
 def _draw_forward(panel: Axes, forward: ForwardTimes) -> None:
-    rows, relative = zip(*forward.relative.items(), strict=True)
-    panel.plot(rows, relative, "o-", color=COLOURS[None], label="measured")
+    rows = list(forward.relative)
+    panel.plot(rows, list(forward.relative.values()), "o-", color=COLOURS[None], label="measured")
     panel.plot(rows, rows, ":", color="black", linewidth=1, label="one row at a time")
     panel.set(title=f"Forward of T rows after {forward.context} tokens")
     panel.set(xlabel="T, rows", ylabel="v(T), time relative to one row")

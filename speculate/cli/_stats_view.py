@@ -43,13 +43,7 @@ UNFINISHED_LINES: Final = 3
 @final
 @attrs.frozen
 class HistoryColumn:
-    """Consecutive rounds in one column of the history.
-
-    Attributes:
-        rounds: Number of rounds.
-        drafted: Tokens drafted in them.
-        proposers: Number of drafts by proposer.
-    """
+    """Consecutive rounds in one column of the history, with the number of drafts by proposer."""
 
     rounds: int
     drafted: int
@@ -284,9 +278,7 @@ class LiveView:
 class EventLog:
     """Writes each round as a JSON line, in one unbuffered write: a killed run leaves whole lines.
 
-    Attributes:
-        file: The file to write to.
-        name: Its name in errors.
+    The name of the file is for errors.
     """
 
     file: BinaryIO

@@ -30,16 +30,12 @@ MAX_SHOWN: Final = 3
 @final
 @attrs.frozen
 class CheckReport:
-    """A check that was run. Fields of this and the following classes are keys of the JSON report.
+    """A check of a case, with its result. The fields of all reports are keys of the JSON.
 
     Attributes:
-        check: Name of the check.
-        case: What it was applied to.
-        outcome: Its verdict.
         compared: Number of comparisons.
         unit: What was compared.
         figure: The result in one line.
-        differences: Every difference.
     """
 
     check: str
@@ -57,12 +53,10 @@ class ModelReport:
     """A model with its checks.
 
     Attributes:
-        name: Name on the command line.
         about: Properties of the model, by label.
         noise: Largest difference among mlx-lm's own logits of one sequence, fed in blocks and
             token by token.
-        planned: Number of checks to run.
-        checks: Checks that were run.
+        planned: Number of checks to run; `checks` has those that were run.
     """
 
     name: str
@@ -80,15 +74,7 @@ class ModelReport:
 @final
 @attrs.define
 class VerificationReport:
-    """A run of the command.
-
-    Attributes:
-        tokens: Tokens of each decoding run.
-        versions: Versions of the software, by name.
-        device: MLX's device, and the system.
-        models: Models that were checked.
-        interrupted: Whether the run was interrupted.
-    """
+    """A run of the command, with so many tokens in each decoding run."""
 
     tokens: int
     versions: Mapping[str, str] = attrs.Factory(versions)

@@ -88,8 +88,7 @@ class HeadCheck:
     """How well a head predicts the greedy output of a model.
 
     Attributes:
-        tokens: Number of predicted tokens.
-        acceptance: Share that was predicted correctly, as the first draft after each true token.
+        acceptance: Share of the tokens predicted correctly, as first draft after each true one.
         by_convention: The same with all norms stored in one convention, by its name; empty if
             `acceptance` is not suspicious.
     """
@@ -109,8 +108,10 @@ class HeadCheck:
         found = [f"{self.acceptance:.0%} of first drafts accepted, over {self.tokens} tokens"]
         if not self.by_convention:
             return found
-        found.append("Such a low acceptance rate usually means that the head's norms were read in")
-        found.append("the wrong convention, or that the head was trained for another model.")
+        found += [
+            "Such a low acceptance rate usually means that the head's norms were read in",
+            "the wrong convention, or that the head was trained for another model.",
+        ]
         for convention, acceptance in self.by_convention.items():
             found.append(f"with all its norms stored as {convention}: {acceptance:.0%}")
         best = max(self.by_convention, key=lambda name: self.by_convention[name])

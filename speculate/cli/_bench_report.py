@@ -18,9 +18,6 @@ from speculate.protocols import Round
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-UNKNOWN: Final = "?"
-"""Shown instead of a speedup that may be noise."""
-
 COLOURS: Final[Mapping[str | None, str]] = {
     "mtp": "#0072b2",
     "draft": "#d55e00",
@@ -256,8 +253,8 @@ def summary_lines(results: Results) -> Iterator[str]:
 
 
 def speedup_text(result: SettingResult) -> str:
-    """The speedup, or `?` if it is unknown."""
-    return UNKNOWN if result.speedup is None else f"{result.speedup:.2f}"
+    """The speedup, or `?` where it may be noise."""
+    return "?" if result.speedup is None else f"{result.speedup:.2f}"
 
 
 def draw(results: Results, path: Path) -> None:

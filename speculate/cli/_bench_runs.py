@@ -63,13 +63,7 @@ class BenchRun:
 
 @final
 class Estimate:
-    """The remaining time of a benchmark, in seconds.
-
-    Args:
-        settings: Names of the settings.
-        runs: Runs of each setting.
-        tokens: Tokens of each run, at most.
-    """
+    """The remaining time of so many runs of each setting, with so many tokens at most."""
 
     def __init__(self, settings: Collection[str], runs: int, tokens: int) -> None:
         self._left = dict.fromkeys(settings, runs)
@@ -101,15 +95,9 @@ class Estimate:
 def time_forwards(
     model: SpeculativeModel, ids: Sequence[int], done: Callable[[], None]
 ) -> dict[int, float]:
-    """Time target forwards of every width after a prompt.
+    """Seconds of the fastest target forward after a prompt, by width.
 
-    Args:
-        model: The target.
-        ids: The prompt.
-        done: Called after each repeat.
-
-    Returns:
-        Seconds of the fastest forward, by width.
+    `done` is called after each repeat.
     """
     cache = model.make_cache()
     arrays = [array for member in cache for array in member.arrays()]
@@ -153,17 +141,8 @@ def run_all(
     """Decode every prompt twice with every setting.
 
     Settings run forward and then in reverse (A B C C B A), so that a steady change in the
-    machine's speed affects all of them alike.
-
-    Args:
-        model: The target.
-        settings: See `settings_for`.
-        workloads: Prompts by kind, as ids.
-        tokens: Tokens to generate in each run, at most.
-        stop_tokens: End-of-sequence ids.
-        stage: Opened for the warm-up and for each prompt.
-        estimate: Updated with the time of every run.
-        clock: The time in seconds.
+    machine's speed affects all of them alike. A stage is the warm-up, or one prompt; `estimate`
+    gets the time of every run. The prompts are ids, and `tokens` is the limit of each run.
     """
     runs = []
     first = next(iter(workloads.values()))[0]

@@ -128,13 +128,7 @@ class ProgressBar:
 
 @final
 class ProgressBars:
-    """Progress of all tasks of a command.
-
-    Args:
-        progress: Draws the bars; disabled where there is no terminal.
-        left: Estimated seconds until everything is done; `None` if unknown.
-        clock: The time in seconds.
-    """
+    """Progress of all tasks of a command, and the estimated seconds left, if known."""
 
     def __init__(
         self, progress: Progress, left: Callable[[], float | None], clock: Callable[[], float]
@@ -185,7 +179,7 @@ class ProgressBars:
 def progress_bars(
     left: Callable[[], float | None] = lambda: None, clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[ProgressBars]:
-    """Show progress on standard error. The arguments are those of `ProgressBars`."""
+    """Show progress on standard error, with the seconds left; `None` if they are unknown."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn
 

@@ -103,11 +103,9 @@ class CheckpointReport:
 
 
 def inspect(path: Path, head_path: Path | Literal[False] | None = None) -> CheckpointReport:
-    """Describe a checkpoint without loading weights.
+    """Describe a folder or a safetensors file, without loading weights.
 
-    Args:
-        path: A folder, or a safetensors file.
-        head_path: Where to look for the head instead; `False` to look for none.
+    The head is looked for there or in `head_path`; not at all with `False`.
 
     Raises:
         CheckpointError: A file is damaged or missing.
@@ -258,12 +256,7 @@ def _tokenizer(path: Path) -> TokenizerSummary | None:
 
 
 def show(report: CheckpointReport, check: Sequence[str]) -> None:
-    """Print a report: a table in a terminal, aligned lines elsewhere.
-
-    Args:
-        report: The report.
-        check: Lines about the check of the head; empty without one.
-    """
+    """Print a report and the lines of a check: a table in a terminal, aligned lines elsewhere."""
     rows = [*_rows(report), *_labelled("check", check)]
     title, lines = printable(report.path), [(label, printable(text)) for label, text in rows]
     if not sys.stdout.isatty():
@@ -316,13 +309,10 @@ def _layers(groups: Sequence[LayerGroup]) -> Iterator[str]:
         possible = all(group.can_rewind for group in groups)
         yield f"{count}; caches {'can' if possible else 'cannot'} be rewound"
     for group in groups:
-        yield f"{_index_list(group.indices)}: {group.cache}: {group.rewind}"
-
-
-def _index_list(indices: Sequence[int]) -> str:
-    shown = ", ".join(map(str, indices[:MAX_LISTED_LAYERS]))
-    few = len(indices) <= MAX_LISTED_LAYERS
-    return shown if few else f"{shown}, ... ({len(indices)} in all)"
+        count = len(group.indices)
+        shown = ", ".join(map(str, group.indices[:MAX_LISTED_LAYERS]))
+        more = f", ... ({count} in all)" if count > MAX_LISTED_LAYERS else ""
+        yield f"{shown}{more}: {group.cache}: {group.rewind}"
 
 
 def _weights(quantization: Mapping[str, object] | None, dtypes: Mapping[str, int]) -> str:

@@ -157,13 +157,7 @@ def complete(
     stats: Stats,
     write: Callable[[str], object] = lambda _: None,
 ) -> Completion:
-    """Generate a text, and write each piece of it.
-
-    Args:
-        responses: The running generation.
-        stats: The counters that its observer updates.
-        write: Called with each piece of text.
-    """
+    """Generate a text, and write each piece of it. `stats` are updated by its observer."""
     ids: list[int] = []
     pieces: list[str] = []
     for response in responses:

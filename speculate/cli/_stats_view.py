@@ -54,23 +54,12 @@ class HistoryColumn:
         proposers = self.proposers + other.proposers
         return HistoryColumn(self.rounds + other.rounds, self.drafted + other.drafted, proposers)
 
-    @property
-    def depth(self) -> float:
-        """Mean number of tokens drafted in a round."""
-        return self.drafted / self.rounds
-
-    @property
-    def name(self) -> str:
-        """Name of the proposer that drafted most often."""
-        return self.proposers.most_common(1)[0][0] if self.proposers else NO_DRAFT
-
 
 @final
 class DraftHistory:
     """Proposers and draft depths over time, in a bounded number of columns.
 
-    Attributes:
-        columns: In order; all but the last one stand for the same number of rounds.
+    All columns but the last one stand for the same number of rounds.
     """
 
     def __init__(self) -> None:
@@ -92,13 +81,15 @@ class DraftHistory:
 
     def depths(self, *, ascii_only: bool = False) -> str:
         """A bar for the depth of each column, relative to the deepest; a dot for no draft."""
-        bars, most = ASCII_BARS if ascii_only else BARS, max(c.depth for c in self.columns)
-        levels = [c.depth / most if most else 0.0 for c in self.columns]
-        return "".join(bars[int(level * 7.999)] if level else NO_DRAFT for level in levels)
+        bars = ASCII_BARS if ascii_only else BARS
+        depths = [column.drafted / column.rounds for column in self.columns]
+        most = max(depths)
+        return "".join(bars[int(each / most * 7.999)] if each else NO_DRAFT for each in depths)
 
     def names(self) -> str:
         """First letter of the most frequent proposer of each column; a dot for no draft."""
-        return "".join(column.name[:1] for column in self.columns)
+        most_frequent = (column.proposers.most_common(1) for column in self.columns)
+        return "".join(found[0][0][:1] if found else NO_DRAFT for found in most_frequent)
 
 
 @final
@@ -187,11 +178,7 @@ def text_view(*, stats: bool, quiet: bool) -> Iterator[PlainView | LiveView]:
 
 @final
 class PlainView:
-    """Streams text, and prints a table after it.
-
-    Args:
-        console: Where to print the table; `None` for no table.
-    """
+    """Streams text, and prints a table on a console after it; no table without a console."""
 
     def __init__(self, console: Console | None) -> None:
         self._console = console
@@ -219,12 +206,7 @@ class PlainView:
 
 @final
 class LiveView:
-    """Streams text above statistics that are updated in place.
-
-    Args:
-        console: A terminal.
-        interval: Shortest time between two updates, in seconds.
-    """
+    """Streams text above statistics that are updated in place, at most once per interval."""
 
     def __init__(self, console: Console, interval: float) -> None:
         self._console = console

@@ -65,9 +65,7 @@ def check_output() -> None:
 class _GuardedStream(io.TextIOWrapper):
     """Writes to the buffer of another stream, and passes write errors to a handler.
 
-    Args:
-        stream: The other stream. It stays open, and its settings do not change.
-        failed: Called with the system's error when something cannot be written.
+    The other stream stays open, and its settings do not change.
     """
 
     def __init__(self, stream: io.TextIOWrapper, failed: Callable[[Exception], None]) -> None:
@@ -85,22 +83,24 @@ class _GuardedStream(io.TextIOWrapper):
         self._failed = failed
         self._broken = False
 
-    @override
-    def write(self, text: str, /) -> int:
+    @contextmanager
+    def _handled(self) -> Iterator[None]:
         try:
-            return super().write(text)
+            yield
         except (OSError, ValueError) as error:
             self._broken = True
             self._failed(error)
-            return len(text)
+
+    @override
+    def write(self, text: str, /) -> int:
+        with self._handled():
+            super().write(text)
+        return len(text)
 
     @override
     def flush(self) -> None:
-        try:
+        with self._handled():
             super().flush()
-        except (OSError, ValueError) as error:
-            self._broken = True
-            self._failed(error)
 
     @override
     def isatty(self) -> bool:
@@ -112,10 +112,8 @@ class _GuardedStream(io.TextIOWrapper):
 
     def release(self) -> None:
         """Empty the buffer. Otherwise Python would report unwritten output when it exits."""
-        try:
-            super().flush()
-        except (OSError, ValueError):
-            self._broken = True
+        self._failed = _ignore
+        self.flush()
         if self._broken:
             with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self.fileno())

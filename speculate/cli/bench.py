@@ -30,22 +30,8 @@ PROMPTS: Final = 2
 """Bundled prompts of each kind."""
 
 DATA_FILE: Final = "bench.json"
-"""File with the numbers, in the output folder."""
-
 PICTURE_FILE: Final = "bench.png"
-"""File with the picture, in the output folder."""
-
-NO_MATPLOTLIB: Final = (
-    f"matplotlib is not installed, so {PICTURE_FILE} is not drawn: "
-    "pip install 'mlx-speculate[plots]'"
-)
-"""Printed on standard error."""
-
-ON_A_CPU: Final = (
-    "Measured on a CPU. The BLAS in MLX's wheel for Linux spends time on every row of a forward, "
-    "so drafts gain less than on a GPU: see v(T)."
-)
-"""Printed after the results."""
+"""Files in the output folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,11 +65,18 @@ def run(args: argparse.Namespace) -> int:
         args.output.mkdir(parents=True, exist_ok=True)
         data.open("a").close()
     if not draws:
-        print(NO_MATPLOTLIB, file=sys.stderr)
+        install = "pip install 'mlx-speculate[plots]'"
+        print(
+            f"matplotlib is not installed, so {PICTURE_FILE} is not drawn: {install}",
+            file=sys.stderr,
+        )
     results = _measure(args)
     report.show(results)
     if mx.default_device().type == mx.cpu:
-        print(ON_A_CPU)
+        print(
+            "Measured on a CPU. The BLAS in MLX's wheel for Linux spends time on every row of a "
+            "forward, so drafts gain less than on a GPU: see v(T)."
+        )
     with writing("results", args.output):
         data.write_text(f"{as_json(attrs.asdict(results), indent=1)}\n", encoding="utf-8")
         if draws:

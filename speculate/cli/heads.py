@@ -16,17 +16,8 @@ if TYPE_CHECKING:
     from speculate.checkpoints import HeadFiles, HeadTensors
     from speculate.cli._console import ProgressBars
 
-CONVERT_GROUP_SIZES: Final = (16, *GROUP_SIZES)
-"""Numbers of weights that share a scale, in any of `MODES`."""
-
 DEFAULT_GROUP_SIZE: Final = 64
 """Weights that share a scale if `extract-head --quantize` names only bits."""
-
-MODES: Final = ("affine", "mxfp4", "nvfp4", "mxfp8")
-"""Quantisation modes of MLX."""
-
-DTYPES: Final = ("float16", "bfloat16", "float32")
-"""Dtypes for weights that are not quantised."""
 
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +28,11 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     add("--head", metavar="HEAD", help=HEAD_HELP)
     add("--quantize", "-q", action="store_true", help="quantise the model and its head")
     add("--q-bits", type=int, choices=BITS, help="bits a weight")
-    sizes = CONVERT_GROUP_SIZES
+    sizes, modes = (16, *GROUP_SIZES), ("affine", "mxfp4", "nvfp4", "mxfp8")
     add("--q-group-size", type=int, choices=sizes, help="weights that share a scale")
-    add("--q-mode", choices=MODES, default="affine", help="(default: %(default)s)")
-    add("--dtype", choices=DTYPES, help="dtype of other weights (default: unchanged)")
+    add("--q-mode", choices=modes, default="affine", help="(default: %(default)s)")
+    dtypes = ("float16", "bfloat16", "float32")
+    add("--dtype", choices=dtypes, help="dtype of other weights (default: unchanged)")
     add("--dequantize", "-d", action="store_true", help="dequantise a quantised model")
     add("--revision", help="branch, tag or commit of the repository")
     code = "run Python code that comes with the model"

@@ -19,9 +19,6 @@ from speculate.protocols import MTPHead, SpeculativeModel
 if TYPE_CHECKING:
     from speculate.checkpoints.norms import Convention
 
-FAILED: Final = 1
-"""Exit status if the head does not draft for the model."""
-
 TOKENS: Final = 48
 """Tokens generated greedily by the model, which the head has to predict."""
 
@@ -79,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(json_safe(found), indent=2))
     else:
         show(report, [] if check is None else check.lines())
-    return 0 if check is None or check.passed else FAILED
+    return 0 if check is None or check.passed else 1
 
 
 @final
@@ -125,10 +122,7 @@ class HeadCheck:
 def check_head(name: str | None, head: str | None, norms: Convention | None = None) -> HeadCheck:
     """Load a model and a head, and let the head predict the model's greedy output.
 
-    Args:
-        name: The model's name on the command line.
-        head: Where the head is; by default with the model.
-        norms: How the head's norms are stored; detected by default.
+    The three are named as on the command line.
 
     Raises:
         CheckpointError: The model or the head does not exist, or they do not fit together.
@@ -159,11 +153,7 @@ def first_draft_acceptance(
 ) -> float:
     """Share of greedy tokens that a head predicts from the true tokens before them.
 
-    Args:
-        model: The target.
-        head: Its head.
-        prompt: Ids, at least two.
-        tokens: Number of greedy tokens to predict.
+    The prompt has at least two ids.
     """
     hidden, ids = _greedy(model, prompt, tokens)
     # Row i pairs the hidden state of token i with token i + 1, and predicts token i + 2.

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 TOKENS: Final = 24
 """Default number of tokens of each decoding run."""
 
-BUG: Final = 1
-"""Exit status if a check found a bug."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
@@ -71,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         report.interrupted = True
     write(report, args.json)
     if report.outcome == "BUG":
-        return BUG
+        return 1
     if report.interrupted:
         raise KeyboardInterrupt
     return 0

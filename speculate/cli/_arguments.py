@@ -168,11 +168,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_from(args: argparse.Namespace) -> Sampling:
-    """The sampling options, with a random seed where one is needed and none is given.
-
-    Raises:
-        OptionError: A value is out of range.
-    """
+    """The sampling options, with a random seed where one is needed and none is given."""
     fields = attrs.fields_dict(Sampling)
     given = {name: value for name, value in vars(args).items() if name in fields}
     if args.seed is None and args.temp > 0:
@@ -181,11 +177,7 @@ def sampling_from(args: argparse.Namespace) -> Sampling:
 
 
 def read_prompt(text: str | None) -> str:
-    """The prompt that `--prompt` gives: `-` is standard input, `None` a bundled prompt.
-
-    Raises:
-        PromptError: It is empty, is not UTF-8, or standard input cannot be read.
-    """
+    """The prompt that `--prompt` gives: `-` is standard input, `None` a bundled prompt."""
     if text is None:
         return demo_prompt()
     if text == STANDARD_STREAM and sys.stdin is None:

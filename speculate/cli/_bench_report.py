@@ -61,15 +61,10 @@ class RoundTime:
 @final
 @attrs.frozen
 class SettingResult:
-    """All runs of one workload with one setting.
+    """All runs of one workload with one setting. See docs/telemetry.md.
 
-    Attributes:
-        tokens: Generated tokens, in as many target `passes` and in `seconds`.
-        draft_tokens: Drafted tokens, of which `accepted_tokens` were emitted.
-        spread: Largest difference between two runs of the same prompt, with this setting or
-            without drafts, as slower / faster - 1; at least the `disturbance` of the benchmark.
-        speedup: Relative to decoding without drafts; `None` if it does not exceed `spread`.
-        no_speedup: Why `speedup` is `None`.
+    `spread` is the largest difference between two runs of the same prompt, with this setting or
+    without drafts, as slower / faster - 1; at least the `disturbance` of the benchmark.
     """
 
     tokens: int
@@ -85,19 +80,7 @@ class SettingResult:
 @final
 @attrs.frozen
 class Results:
-    """Everything that was measured. Its fields are the keys of `bench.json`.
-
-    Attributes:
-        machine: Device, and versions of the software.
-        tokens: Tokens generated in each run, at most.
-        survival: For each proposer, the share of its deepest drafts that were accepted up to
-            position 1, 2, ...
-        choices: Times of rounds by proposer and depth.
-        workloads: Results by workload and setting.
-        same_text: Whether all settings gave the same tokens.
-        disturbance: Median difference between two runs of the same prompt and setting, as
-            slower / faster - 1.
-    """
+    """Everything that was measured. docs/telemetry.md describes the fields, as `bench.json`."""
 
     model: str
     draft_model: str | None

@@ -156,12 +156,10 @@ def _share(part: float, whole: float) -> str:
 
 @contextmanager
 def text_view(*, stats: bool, quiet: bool) -> Iterator[PlainView | LiveView]:
-    """Show generated text on standard output.
+    """Show generated text on standard output, and statistics if wanted.
 
-    Args:
-        stats: Show statistics as well: live in a terminal, elsewhere in a table after the text,
-            on standard error.
-        quiet: Keep standard error free: the table follows the text on standard output.
+    These are live in a terminal, elsewhere in a table on standard error after the text, or on
+    standard output if standard error is to stay quiet.
     """
     console = Console(highlight=False)
     if stats and not quiet and console.is_terminal and not console.is_dumb_terminal:
@@ -290,11 +288,7 @@ class EventLog:
 
 @contextmanager
 def event_log(name: str) -> Iterator[EventLog]:
-    """Open an event log: the path of a file to append to, or `-` for standard error.
-
-    Raises:
-        OptionError: It cannot be written to.
-    """
+    """Open an event log: the path of a file to append to, or `-` for standard error."""
     if name == STANDARD_STREAM:
         yield EventLog(sys.stderr.buffer, "standard error")
         return

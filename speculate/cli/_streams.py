@@ -20,13 +20,7 @@ LAST_STANDARD_DESCRIPTOR: Final = 2
 READER_LEFT: Final = 141
 """Exit status after the reader has closed the pipe: 128 + SIGPIPE, as shells report it."""
 
-LENIENT_ERRORS: Final = (
-    "ignore",
-    "replace",
-    "backslashreplace",
-    "xmlcharrefreplace",
-    "namereplace",
-)
+LENIENT: Final = ("ignore", "replace", "backslashreplace", "xmlcharrefreplace", "namereplace")
 """Encoding error handlers that never raise."""
 
 
@@ -41,7 +35,9 @@ def standard_streams() -> Iterator[None]:
     """
     _reserve_descriptors()
     out = sys.stdout if _is_missing(sys.stdout) else _guarded(sys.stdout, _fail)
-    err = _guarded(_closed_stream() if _is_missing(sys.stderr) else sys.stderr, _ignore)
+    closed = cast(io.BufferedWriter, _ClosedBuffer())
+    missing = io.TextIOWrapper(closed, "utf-8", write_through=True)
+    err = _guarded(missing if _is_missing(sys.stderr) else sys.stderr, _ignore)
     with redirect_stdout(out), redirect_stderr(err):
         try:
             yield
@@ -52,11 +48,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def check_output() -> None:
-    """Check that there is a standard output, before a command does anything.
-
-    Raises:
-        OptionError: There is none.
-    """
+    """Raise an `OptionError` without standard output, before a command does anything."""
     if _is_missing(sys.stdout):
         raise write_error("output", "standard output", _closed_error())
 
@@ -74,7 +66,7 @@ class _GuardedStream(io.TextIOWrapper):
         super().__init__(
             stream.buffer,
             encoding=stream.encoding,
-            errors=stream.errors if stream.errors in LENIENT_ERRORS else "replace",
+            errors=stream.errors if stream.errors in LENIENT else "replace",
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )
@@ -146,10 +138,6 @@ def _reserve_descriptors() -> None:
 def _guarded(stream: TextIO, failed: Callable[[Exception], None]) -> TextIO:
     """Guard a stream; one in memory is returned as it is."""
     return _GuardedStream(stream, failed) if isinstance(stream, io.TextIOWrapper) else stream
-
-
-def _closed_stream() -> TextIO:
-    return io.TextIOWrapper(cast(io.BufferedWriter, _ClosedBuffer()), "utf-8", write_through=True)
 
 
 def _is_missing(stream: TextIO | None) -> bool:

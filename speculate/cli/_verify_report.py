@@ -30,13 +30,7 @@ MAX_SHOWN: Final = 3
 @final
 @attrs.frozen
 class CheckReport:
-    """A check of a case, with its result. The fields of all reports are keys of the JSON.
-
-    Attributes:
-        compared: Number of comparisons.
-        unit: What was compared.
-        figure: The result in one line.
-    """
+    """A check of a case, and its result in one line. All fields of reports are keys of the JSON."""
 
     check: str
     case: str
@@ -90,8 +84,7 @@ class VerificationReport:
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """The worst of several verdicts; `OK` for none."""
-    found = set(outcomes)
-    return "BUG" if "BUG" in found else "NUMERICS" if "NUMERICS" in found else "OK"
+    return max(outcomes, key=("OK", "NUMERICS", "BUG").index, default="OK")
 
 
 def check_model(
@@ -165,11 +158,7 @@ def _dtype_name(dtype: mx.Dtype) -> str:
 
 
 def write(report: VerificationReport, place: str | None) -> None:
-    """Print a report, and write it to a file if there is one.
-
-    Raises:
-        OptionError: The file cannot be written. The report has been printed.
-    """
+    """Print a report, and then write it to a file if there is one."""
     text = "\n".join(as_text(report))
     data = as_json({**attrs.asdict(report), "outcome": report.outcome}, indent=1)
     if place == STANDARD_STREAM:

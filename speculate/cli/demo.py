@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from speculate.cli._arguments import Command, add_depth, add_prompt, read_prompt
 from speculate.cli._console import table_of
-from speculate.cli._models import Completion, complete, load_named, strategy_for
+from speculate.cli._models import load_named, strategy_for
 from speculate.decoding.stats import Stats
 from speculate.text import stream_generate
+
+if TYPE_CHECKING:
+    from mlx_lm.generate import GenerationResponse
 
 PROPOSERS: Final = {
     "off": "none: plain decoding",
@@ -32,14 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the text and a table; return 1 if the texts differ."""
+    from rich.console import Console
+
     prompt = read_prompt(args.prompt)
     model, tokenizer = load_named("hybrid")
     draft = load_named("draft")[0]
-    runs: dict[str, Completion] = {}
+    runs: dict[str, tuple[Sequence[GenerationResponse], Stats]] = {}
     for proposer in PROPOSERS:
         for tokens in (WARM_UP_TOKENS, args.max_tokens):
             stats = Stats()
-            responses = stream_generate(
+            generation = stream_generate(
                 model,
                 tokenizer,
                 prompt,
@@ -47,35 +52,31 @@ def run(args: argparse.Namespace) -> int:
                 max_tokens=tokens,
                 observer=stats.count,
             )
-            runs[proposer] = complete(responses, stats)
-    same = all(found.ids == runs["off"].ids for found in runs.values())
-    _show(prompt, runs, same)
-    return 0 if same else 1
-
-
-def _show(prompt: str, runs: Mapping[str, Completion], same: bool) -> None:
-    from rich.console import Console
-
+            runs[proposer] = list(generation), stats
+    texts = [[response.token for response in responses] for responses, _ in runs.values()]
+    same = all(text == texts[0] for text in texts)
     console = Console(highlight=False)
     console.print(prompt, markup=False, style="dim", soft_wrap=True, end="")
-    console.print(runs["off"].text, markup=False, soft_wrap=True)
+    text = "".join(response.text for response in runs["off"][0])
+    console.print(text, markup=False, soft_wrap=True)
     console.print()
     figures = ("tokens", "target passes", "accepted", "tokens/pass", "tokens/s")
     table = table_of("proposer", *figures)
-    for proposer, found in runs.items():
-        passes = found.stats.rounds
+    for proposer, (responses, stats) in runs.items():
+        accepted = f"{stats.accepted_tokens} of {stats.draft_tokens}" if stats.drafts else ""
         table.add_row(
             PROPOSERS[proposer],
-            str(len(found.ids)),
-            str(passes),
-            found.accepted if found.stats.drafts else "",
-            f"{len(found.ids) / passes:.2f}",
-            f"{found.tokens_per_second:.1f}",
+            str(len(responses)),
+            str(stats.rounds),
+            accepted,
+            f"{len(responses) / stats.rounds:.2f}",
+            f"{responses[-1].generation_tps:.1f}",
         )
     console.print(table)
     console.print()
     verdict = "are identical." if same else "DIFFER: this is a bug, please report it."
     console.print(f"The three texts {verdict}")
+    return 0 if same else 1
 
 
 COMMAND: Final[Command] = Command(

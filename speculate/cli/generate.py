@@ -21,7 +21,7 @@ from speculate.cli._arguments import (
     read_prompt,
     sampling_from,
 )
-from speculate.cli._models import PROPOSERS, complete, load_named, strategy_for
+from speculate.cli._models import PROPOSERS, load_named, strategy_for
 from speculate.decoding.stats import Stats
 from speculate.protocols import Round, SpeculativeModel
 from speculate.text import stream_generate
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
                 log(round, stats)
             view.add_round(round, stats)
 
-        responses = stream_generate(
+        for response in stream_generate(
             model,
             tokenizer,
             prompt,
@@ -139,11 +139,22 @@ def run(args: argparse.Namespace) -> int:
             max_kv_size=args.max_kv_size,
             prefill_step_size=args.prefill_step_size,
             observer=observe,
-        )
-        found = complete(responses, stats, view.write)
+        ):
+            view.write(response.text)
     if not quiet:
-        seed = f", seed {sampling.seed}" if sampling.temperature > 0 else ""
-        print(found.line() + seed, file=sys.stderr)
+        drafts = "nothing drafted"
+        if stats.drafts:
+            drafts = (
+                f"drafts accepted {stats.accepted_tokens} of {stats.draft_tokens} "
+                f"({stats.acceptance_rate:.0%}), "
+                f"mean acceptance length {stats.mean_acceptance_length:.2f}"
+            )
+        seed = "" if stats.seed is None else f", seed {stats.seed}"
+        print(
+            f"{response.generation_tokens} tokens, {stats.rounds} target passes, {drafts}, "
+            f"{response.generation_tps:.1f} tokens/s{seed}",
+            file=sys.stderr,
+        )
     return 0
 
 

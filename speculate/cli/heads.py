@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from speculate.checkpoints import HeadFiles, HeadTensors
     from speculate.cli._console import ProgressBars
 
-DEFAULT_GROUP_SIZE: Final = 64
-"""Weights that share a scale if `extract-head --quantize` names only bits."""
-
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `convert`, named as in mlx-lm."""
@@ -92,10 +89,10 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_packing(text: str) -> tuple[int, int]:
-    """Bits and group size of `extract-head --quantize`."""
+    """Bits and group size of `extract-head --quantize`; the group is 64 by default."""
     bits, _, group = text.partition(",")
     try:
-        found = int(bits), int(group or DEFAULT_GROUP_SIZE)
+        found = int(bits), int(group or 64)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be like 4,64, got {text!r}") from None
     if found[0] not in BITS or found[1] not in GROUP_SIZES:

@@ -17,9 +17,6 @@ from speculate.loading import DEMO_MODELS, demo_prompt
 if TYPE_CHECKING:
     from speculate.verify import VerificationTarget
 
-TOKENS: Final = 24
-"""Default number of tokens of each decoding run."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
@@ -29,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--tokens",
         type=parse_positive,
-        default=TOKENS,
+        default=24,
         metavar="N",
         help="tokens of each decoding run (default: %(default)s)",
     )

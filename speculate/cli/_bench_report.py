@@ -18,12 +18,7 @@ from speculate.protocols import Round
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS: Final[Mapping[str | None, str]] = {
-    "mtp": "#0072b2",
-    "draft": "#d55e00",
-    "lookup": "#009e73",
-    None: "#777777",
-}
+COLOURS: Final = {"mtp": "#0072b2", "draft": "#d55e00", "lookup": "#009e73"}
 """Colour of each proposer, distinct for colour-blind readers and in print."""
 
 FILLS: Final = ("#56b4e9", "#e69f00", "#cc79a7", "#999999")
@@ -245,12 +240,29 @@ def draw(results: Results, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 8), layout="constrained")
-    panels = figure.subplots(2, 2)
-    _draw_forward(panels[0][0], results.forward)
-    _draw_survival(panels[0][1], results.survival)
-    _draw_round_times(panels[1][0], results.choices)
-    _draw_speedup(panels[1][1], results.workloads)
-    for panel in panels.flat:
+    (forward, survival), (rounds, speedup) = figure.subplots(2, 2)
+    _draw_lines(forward, {"measured": results.forward.relative})
+    widths = list(results.forward.relative)
+    forward.plot(widths, widths, ":", color="black", linewidth=1, label="one row at a time")
+    forward.set(title=f"Forward of T rows after {results.forward.context} tokens")
+    forward.set(xlabel="T, rows", ylabel="v(T), time relative to one row")
+
+    _draw_lines(survival, {name: dict(enumerate(own, 1)) for name, own in results.survival.items()})
+    survival.set(title="Drafts accepted up to a position", ylim=(0, 1.02))
+    survival.set(xlabel="position in the draft", ylabel="share of the drafts")
+
+    times: dict[str, dict[int, float]] = {}
+    for choice in results.choices:
+        if choice.proposer is not None and choice.depth and choice.rounds >= MIN_ROUNDS:
+            times.setdefault(choice.proposer, {})[choice.depth] = choice.relative
+    _draw_lines(rounds, times)
+    rounds.axhline(1, color="black", linewidth=1, linestyle=":", label="no draft")
+    rounds.set(title="Time of a round, by proposer")
+    rounds.set(xlabel="tokens drafted", ylabel="relative to a round without drafts")
+
+    _draw_speedup(speedup, results.workloads)
+    for panel in (forward, survival, rounds, speedup):
+        panel.set_ylim(bottom=0)
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(axis="y", alpha=0.3)
         panel.set_axisbelow(True)
@@ -261,33 +273,10 @@ def draw(results: Results, path: Path) -> None:
     figure.savefig(path, dpi=120, format="png")
 
 
-def _draw_forward(panel: Axes, forward: ForwardTimes) -> None:
-    rows = list(forward.relative)
-    panel.plot(rows, list(forward.relative.values()), "o-", color=COLOURS[None], label="measured")
-    panel.plot(rows, rows, ":", color="black", linewidth=1, label="one row at a time")
-    panel.set(title=f"Forward of T rows after {forward.context} tokens")
-    panel.set(xlabel="T, rows", ylabel="v(T), time relative to one row")
-    panel.set_ylim(bottom=0)
-
-
-def _draw_survival(panel: Axes, survival: Mapping[str, Sequence[float]]) -> None:
-    for name, shares in survival.items():
-        positions = range(1, len(shares) + 1)
-        panel.plot(positions, list(shares), "o-", color=COLOURS.get(name), label=name)
-    panel.set(title="Drafts accepted up to a position", ylim=(0, 1.02))
-    panel.set(xlabel="position in the draft", ylabel="share of the drafts")
-
-
-def _draw_round_times(panel: Axes, choices: Sequence[RoundTime]) -> None:
-    drawn = [choice for choice in choices if choice.depth and choice.rounds >= MIN_ROUNDS]
-    for name in dict.fromkeys(choice.proposer for choice in drawn):
-        own = [choice for choice in drawn if choice.proposer == name]
-        depths, times = [c.depth for c in own], [c.relative for c in own]
-        panel.plot(depths, times, "o-", color=COLOURS.get(name), label=name)
-    panel.axhline(1, color="black", linewidth=1, linestyle=":", label="no draft")
-    panel.set(title="Time of a round, by proposer")
-    panel.set(xlabel="tokens drafted", ylabel="relative to a round without drafts")
-    panel.set_ylim(bottom=0)
+def _draw_lines(panel: Axes, lines: Mapping[str, Mapping[int, float]]) -> None:
+    for name, points in lines.items():
+        colour = COLOURS.get(name, "#777777")
+        panel.plot(list(points), list(points.values()), "o-", color=colour, label=name)
 
 
 def _draw_speedup(panel: Axes, workloads: Mapping[str, Mapping[str, SettingResult]]) -> None:

@@ -40,9 +40,6 @@ ADAPTIVE: Final = "adaptive"
 Stage = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """`stage(name, steps)` opens a stage of work; inside it, a call reports each finished step."""
 
-Settings = Mapping[str, Callable[[], Strategy]]
-"""Factories of the compared strategies, by name."""
-
 
 @final
 @attrs.frozen
@@ -117,8 +114,10 @@ def time_forwards(
     return {rows: min(found[1:]) for rows, found in times.items()}
 
 
-def settings_for(model: SpeculativeModel, draft: SpeculativeModel | None) -> Settings:
-    """The settings to compare: no drafts, each proposer at each depth, and `Adaptive`."""
+def settings_for(
+    model: SpeculativeModel, draft: SpeculativeModel | None
+) -> dict[str, Callable[[], Strategy]]:
+    """Factories of the strategies to compare: no drafts, each proposer at each depth, and `Adaptive`."""
     make = partial(strategy_for, model, draft=draft)
     fixed = {
         f"{name} {depth}": partial(make, [name], depth)
@@ -130,7 +129,7 @@ def settings_for(model: SpeculativeModel, draft: SpeculativeModel | None) -> Set
 
 def run_all(
     model: SpeculativeModel,
-    settings: Settings,
+    settings: Mapping[str, Callable[[], Strategy]],
     workloads: Mapping[str, Sequence[Sequence[int]]],
     tokens: int,
     stop_tokens: Collection[int],

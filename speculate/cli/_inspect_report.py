@@ -203,27 +203,23 @@ def _describe(cache: object, can_cut: bool) -> tuple[str, str, bool]:
         adopt([cache])
     except CannotRewindError as error:
         return type(cache).__name__, f"not possible: {error}", False
-    return _kind(cache), _rewind(cache, can_cut), True
+    return *_kind_and_rewind(cache, can_cut), True
 
 
-def _kind(cache: object) -> str:
+def _kind_and_rewind(cache: object, can_cut: bool) -> tuple[str, str]:
     if isinstance(cache, CacheList):
-        return f"CacheList({', '.join(_kind(member) for member in cache.caches)})"
+        members = [_kind_and_rewind(member, can_cut) for member in cache.caches]
+        kinds = ", ".join(kind for kind, _ in members)
+        return f"CacheList({kinds})", "; ".join(dict.fromkeys(rewind for _, rewind in members))
+    kind = type(cache).__name__
     if isinstance(cache, RotatingKVCache):
-        return f"RotatingKVCache({cache.max_size})"
-    return type(cache).__name__
-
-
-def _rewind(cache: object, can_cut: bool) -> str:
-    if isinstance(cache, CacheList):
-        return "; ".join(dict.fromkeys(_rewind(member, can_cut) for member in cache.caches))
-    if isinstance(cache, RotatingKVCache):
-        return "exact, to any token: rows beyond the window are kept"
+        kind = f"RotatingKVCache({cache.max_size})"
+        return kind, "exact, to any token: rows beyond the window are kept"
     if not isinstance(cache, ArraysCache):
-        return "exact, to any token: the offset moves back"
+        return kind, "exact, to any token: the offset moves back"
     if can_cut:
-        return "exact, to any token: the layer's inputs and states are recorded"
-    return "by whole blocks: accepted tokens are replayed"
+        return kind, "exact, to any token: the layer's inputs and states are recorded"
+    return kind, "by whole blocks: accepted tokens are replayed"
 
 
 def _quantization(config: Mapping[str, object]) -> Mapping[str, object] | None:

@@ -6,15 +6,11 @@ import argparse
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from speculate.cli._arguments import BITS, GROUP_SIZES, HEAD_HELP, MODEL_HELP, Command
 from speculate.cli._console import progress_bars, spinner
 from speculate.cli._models import find_checkpoint
-
-if TYPE_CHECKING:
-    from speculate.checkpoints import HeadFiles, HeadTensors
-    from speculate.cli._console import ProgressBars
 
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +100,7 @@ def parse_packing(text: str) -> tuple[int, int]:
 
 def run_extract(args: argparse.Namespace) -> int:
     """Write the head as a checkpoint of its own."""
-    from speculate.checkpoints import export, find_head
+    from speculate.checkpoints import Quantization, convert, export, find_head, read_head
     from speculate.checkpoints.folder import wrap_errors
 
     target: Path = args.output
@@ -117,34 +113,25 @@ def run_extract(args: argparse.Namespace) -> int:
         wrap_errors(source, "its head cannot be extracted"),
         progress_bars() as shown,
     ):
-        head = _read_head(files, args.quantize, shown)
+        size = sum(tensor.end - tensor.begin for tensor in files.tensors.values())
+        reading = shown.add("Reading", size)
+        head = read_head(files, done=reading.advance)
+        reading.advance(size)  # Unknown tensors are not read.
+        if args.quantize is not None:
+            choose = convert.as_trunks(Quantization(*args.quantize, mode="affine"))
+            head = convert.dequantize_head(head, keep=choose)
+            quantizing = shown.add("Quantising", len(convert.plain_matrices(head)))
+            head = convert.quantize_head(head, choose, done=lambda _: quantizing.advance())
         config = export.head_config(files, head)
         writing = shown.add("Writing", 1)
         export.copy_tokenizer(files.folder, folder)
         export.write_head_checkpoint(folder, head, config)
         writing.advance()
-    size = sum(array.nbytes for array in head.weights.values()) / 1e6
+    written = sum(array.nbytes for array in head.weights.values()) / 1e6
     raw = any(decision.convention == "raw" for decision in head.norms)
     norms = ", norms converted to gains" if raw else ""
-    print(f"{target}: {len(head.weights)} tensors, {size:.1f} MB{norms}")
+    print(f"{target}: {len(head.weights)} tensors, {written:.1f} MB{norms}")
     return 0
-
-
-def _read_head(
-    files: HeadFiles, packing: tuple[int, int] | None, shown: ProgressBars
-) -> HeadTensors:
-    from speculate.checkpoints import Quantization, convert, read_head
-
-    size = sum(tensor.end - tensor.begin for tensor in files.tensors.values())
-    reading = shown.add("Reading", size)
-    head = read_head(files, done=reading.advance)
-    reading.advance(size)  # Unknown tensors are not read.
-    if packing is None:
-        return head
-    choose = convert.as_trunks(Quantization(*packing, mode="affine"))
-    plain = convert.dequantize_head(head, keep=choose)
-    quantizing = shown.add("Quantising", len(convert.plain_matrices(plain)))
-    return convert.quantize_head(plain, choose, done=lambda _: quantizing.advance())
 
 
 CONVERT: Final[Command] = Command(

@@ -32,10 +32,8 @@ WARM_UP_TOKENS: Final = 16
 """Tokens that each setting decodes twice before measurements, from which the time is estimated."""
 
 OFF: Final = "off"
-"""Name of the setting without drafts."""
-
 ADAPTIVE: Final = "adaptive"
-"""Name of the setting with `Adaptive`."""
+"""Names of the settings without drafts, and with `Adaptive`."""
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """`stage(name, steps)` opens a stage of work; inside it, a call reports each finished step."""
@@ -117,7 +115,7 @@ def time_forwards(
 def settings_for(
     model: SpeculativeModel, draft: SpeculativeModel | None
 ) -> dict[str, Callable[[], Strategy]]:
-    """Factories of the strategies to compare: no drafts, each proposer at each depth, and `Adaptive`."""
+    """Factories of the strategies to compare: each proposer at each depth, none, and `Adaptive`."""
     make = partial(strategy_for, model, draft=draft)
     fixed = {
         f"{name} {depth}": partial(make, [name], depth)

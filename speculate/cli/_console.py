@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO, final
 
@@ -32,17 +32,6 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def json_safe(value: object) -> object:
-    """A copy in which numbers that JSON cannot express are `None`."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): json_safe(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(inner) for inner in value]
-    return value
-
-
 def write_error(what: str, place: str | Path, error: Exception) -> OptionError:
     """The error to raise where output cannot be written, with the reason that the system gives."""
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -60,7 +49,8 @@ def writing(what: str, place: str | Path) -> Iterator[None]:
 
 def as_json(value: object, indent: int | None = None) -> str:
     """A value as JSON, with `null` for numbers that JSON cannot express."""
-    return json.dumps(json_safe(value), indent=indent, allow_nan=False)
+    safe = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    return json.dumps(safe, indent=indent)
 
 
 def table_of(names: str, *figures: str) -> Table:
@@ -110,55 +100,39 @@ def spinner(text: str) -> Iterator[None]:
 
 
 @final
-@attrs.frozen
-class ProgressBar:
-    """Progress of one task: a bar in a terminal, elsewhere an occasional line."""
-
-    _bars: ProgressBars
-    _task: TaskID
-
-    def rename(self, name: str, steps: int | None = None) -> None:
-        """Change the name of the task, and its number of steps if given."""
-        self._bars.update(self._task, name=name, steps=steps)
-
-    def advance(self, steps: int = 1) -> None:
-        """Report finished steps."""
-        self._bars.update(self._task, advance=steps)
-
-
-@final
+@attrs.define
 class ProgressBars:
     """Progress of all tasks of a command, and the estimated seconds left, if known."""
 
-    def __init__(
-        self, progress: Progress, left: Callable[[], float | None], clock: Callable[[], float]
-    ) -> None:
-        self._progress = progress
-        self._left = left
-        self._clock = clock
-        self._last_line = clock()
+    _progress: Progress
+    _left: Callable[[], float | None]
+    _clock: Callable[[], float]
+    _last_line: float
 
-    def add(self, name: str, steps: int | None = None) -> ProgressBar:
-        """Start a task. Its number of steps may be given later."""
-        return ProgressBar(self, self._progress.add_task(name, total=steps, left=""))
+    def add(self, name: str, steps: int | None = None) -> TaskID:
+        """Start a task: a bar in a terminal, elsewhere an occasional line."""
+        return self._progress.add_task(name, total=steps, left="")
+
+    def rename(self, task: TaskID, name: str, steps: int | None = None) -> None:
+        """Change the name of a task, and its number of steps if given."""
+        self._progress.update(task, description=name, total=steps)
+        self._report(task)
+
+    def advance(self, task: TaskID, steps: int = 1) -> None:
+        """Report finished steps of a task."""
+        self._progress.update(task, advance=steps)
+        self._report(task)
 
     @contextmanager
     def stage(self, name: str, steps: int) -> Iterator[Callable[[], None]]:
         """A stage of work as one task; outside a terminal a line also reports its end."""
-        bar, began = self.add(name, steps), self._clock()
-        yield bar.advance
+        task, began = self.add(name, steps), self._clock()
+        yield partial(self.advance, task)
         self._print(f"{name}: {self._clock() - began:.1f} s")
 
-    def update(
-        self,
-        task: TaskID,
-        name: str | None = None,
-        steps: int | None = None,
-        advance: int | None = None,
-    ) -> None:
-        """Update a task, and print a line if the last one is `PROGRESS_INTERVAL` ago."""
-        left = self._remaining()
-        self._progress.update(task, description=name, total=steps, advance=advance, left=left)
+    def _report(self, task: TaskID) -> None:
+        """Show the time left, and print a line if the last one is `PROGRESS_INTERVAL` ago."""
+        self._progress.update(task, left=self._remaining())
         if self._clock() - self._last_line >= PROGRESS_INTERVAL:
             found = next(each for each in self._progress.tasks if each.id == task)
             done = "" if found.total is None else f": {found.percentage:.0f}%"
@@ -186,7 +160,7 @@ def progress_bars(
     console = Console(stderr=True)
     columns = ("{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[left]}")
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        yield ProgressBars(progress, left, clock)
+        yield ProgressBars(progress, left, clock, clock())
 
 
 def format_duration(seconds: float) -> str:

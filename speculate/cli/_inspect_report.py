@@ -52,13 +52,7 @@ class LayerGroup:
 @final
 @attrs.frozen
 class Architecture:
-    """What a config says about a model.
-
-    Attributes:
-        adapter: Class of the adapter; `None`, as `vocabulary_size`, if there is none.
-        layers: The layers in groups, ordered by their first layer.
-        problem: Why the layers are unknown, or why there is no adapter.
-    """
+    """What a config says about a model, or why its layers or its adapter are unknown."""
 
     adapter: str | None = None
     layers: tuple[LayerGroup, ...] = ()
@@ -80,14 +74,9 @@ class TokenizerSummary:
 class CheckpointReport:
     """Description of a checkpoint. Its fields are the keys of `--json`.
 
-    Attributes:
-        architecture: The model that the config describes; `None` for a head on its own.
-        quantization: That of the trunk, in the config.
-        dtypes: Number of the trunk's tensors by dtype on disk.
-        prefix: Prefix of the head's tensor names.
-        no_head: Why there is no head.
-        vocabulary_size: The size that a draft model must have.
-        tokenizer: The tokenizer that a draft model must have.
+    The architecture is that of the config, `None` for a head on its own. The dtypes are those of
+    the trunk's tensors on disk, with their numbers. The prefix is that of the head's tensor names;
+    `no_head` says why there is no head. A draft model must have the vocabulary size and tokenizer.
     """
 
     path: str
@@ -106,9 +95,6 @@ def inspect(path: Path, head_path: Path | Literal[False] | None = None) -> Check
     """Describe a folder or a safetensors file, without loading weights.
 
     The head is looked for there or in `head_path`; not at all with `False`.
-
-    Raises:
-        CheckpointError: A file is damaged or missing.
     """
     found = scan_folder(path)
     config, name = found.config, found.config.get("model_type")
@@ -146,9 +132,6 @@ def architecture(config: Mapping[str, object], folder: Path) -> Architecture:
     """Build mlx-lm's model from a config, and describe it.
 
     Its arrays are lazy and never evaluated: no weights are read or allocated.
-
-    Raises:
-        CheckpointError: The config asks for an implausible number of layers.
     """
     check_layers(config, folder)
     if config.get("model_file") is not None:
@@ -223,11 +206,9 @@ def _kind_and_rewind(cache: object, can_cut: bool) -> tuple[str, str]:
 
 
 def _quantization(config: Mapping[str, object]) -> Mapping[str, object] | None:
-    for level in (config, section(config, "text_config")):
-        for key in ("quantization", "quantization_config"):
-            if found := section(level, key):
-                return found
-    return None
+    levels = (config, section(config, "text_config"))
+    keys = ("quantization", "quantization_config")
+    return next(filter(None, (section(level, key) for level in levels for key in keys)), None)
 
 
 def _tokenizer(path: Path) -> TokenizerSummary | None:

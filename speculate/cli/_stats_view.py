@@ -25,16 +25,9 @@ MAX_COLUMNS: Final = 60
 """Columns of the history at most. When they are full, each one stands for twice as many rounds."""
 
 NO_DRAFT: Final = "."
-"""Symbol of rounds without a draft."""
-
 BARS: Final = "▁▂▃▄▅▆▇█"
-"""Bars of increasing height."""
-
 ASCII_BARS: Final = "12345678"
-"""The same for consoles that show ASCII only."""
-
-REFRESH_SECONDS: Final = 0.1
-"""Shortest time between two updates of the live view."""
+"""Symbols of the history: no draft, and bars of increasing height, also in ASCII only."""
 
 UNFINISHED_LINES: Final = 3
 """Screen lines that the live view shows of an unfinished line of text."""
@@ -163,7 +156,7 @@ def text_view(*, stats: bool, quiet: bool) -> Iterator[PlainView | LiveView]:
     """
     console = Console(highlight=False)
     if stats and not quiet and console.is_terminal and not console.is_dumb_terminal:
-        live = LiveView(console, REFRESH_SECONDS)
+        live = LiveView(console, interval=0.1)
         try:
             yield live
         finally:
@@ -204,7 +197,7 @@ class PlainView:
 
 @final
 class LiveView:
-    """Streams text above statistics that are updated in place, at most once per interval."""
+    """Streams text above statistics that are updated in place, at most every `interval` seconds."""
 
     def __init__(self, console: Console, interval: float) -> None:
         self._console = console
@@ -256,10 +249,7 @@ class LiveView:
 @final
 @attrs.frozen
 class EventLog:
-    """Writes each round as a JSON line, in one unbuffered write: a killed run leaves whole lines.
-
-    The name of the file is for errors.
-    """
+    """Writes each round as a JSON line in one unbuffered write: a killed run leaves whole lines."""
 
     file: BinaryIO
     name: str

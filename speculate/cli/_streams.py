@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -13,12 +14,6 @@ from typing import Final, TextIO, cast, final
 from typing_extensions import override
 
 from speculate.cli._console import write_error
-
-LAST_STANDARD_DESCRIPTOR: Final = 2
-"""File descriptor of standard error, the last of the three standard streams."""
-
-READER_LEFT: Final = 141
-"""Exit status after the reader has closed the pipe: 128 + SIGPIPE, as shells report it."""
 
 LENIENT: Final = ("ignore", "replace", "backslashreplace", "xmlcharrefreplace", "namereplace")
 """Encoding error handlers that never raise."""
@@ -130,7 +125,7 @@ def _reserve_descriptors() -> None:
     Otherwise MLX would read a file that gets the descriptor of standard input as one that cannot
     be opened, and libraries would write their errors into a file that gets that of standard error.
     """
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= LAST_STANDARD_DESCRIPTOR:
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # Standard error.
         continue
     os.close(opened)
 
@@ -151,7 +146,7 @@ def _closed_error() -> OSError:
 def _fail(error: Exception) -> None:
     """Handle an error of standard output."""
     if isinstance(error, BrokenPipeError):
-        raise SystemExit(READER_LEFT)
+        raise SystemExit(128 + signal.SIGPIPE)  # As shells report it.
     raise write_error("output", "standard output", error) from error
 
 

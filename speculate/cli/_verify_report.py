@@ -44,13 +44,10 @@ class CheckReport:
 @final
 @attrs.define
 class ModelReport:
-    """A model with its checks.
+    """A model with the checks that were run, of those that were planned.
 
-    Attributes:
-        about: Properties of the model, by label.
-        noise: Largest difference among mlx-lm's own logits of one sequence, fed in blocks and
-            token by token.
-        planned: Number of checks to run; `checks` has those that were run.
+    `noise` is the largest difference among mlx-lm's own logits of one sequence, fed in blocks and
+    token by token.
     """
 
     name: str
@@ -94,12 +91,8 @@ def check_model(
     target: verify.VerificationTarget,
     shown: ProgressBars,
 ) -> None:
-    """Run all checks of a model, and add it to a report.
-
-    Raises:
-        CheckpointError: The model does not run on this machine.
-    """
-    bar = shown.add(f"{name}: rounding")
+    """Run all checks of a model, and add it to a report."""
+    task = shown.add(f"{name}: rounding")
     try:
         noise, about = target.rounding.noise, _about(draft, target)
     except Exception as error:
@@ -110,14 +103,14 @@ def check_model(
     model = ModelReport(name, about, noise, planned=len(todo))
     report.models.append(model)
     for case in todo:
-        bar.rename(f"{name}: {case.check}, {case.name}", len(todo))
+        shown.rename(task, f"{name}: {case.check}, {case.name}", len(todo))
         result = case.run()
         counts = (result.outcome, result.compared, result.unit)
         differences = list(result.differences)
         check = CheckReport(case.check, case.name, *counts, result.summary(), differences)
         model.checks.append(check)
-        bar.advance()
-    bar.rename(f"{name}: {model.outcome}")
+        shown.advance(task)
+    shown.rename(task, f"{name}: {model.outcome}")
 
 
 def _about(draft: str | None, target: verify.VerificationTarget) -> dict[str, str]:
@@ -139,12 +132,10 @@ def _about(draft: str | None, target: verify.VerificationTarget) -> dict[str, st
 def _weights(stock: StockModel) -> str:
     """Packings of quantised matrices, and dtypes of all other weights."""
     module = cast("Module", stock)
-    packings: Counter[str] = Counter()
-    for _, part in module.named_modules():
-        settings = vars(part)
-        if "bits" in settings:
-            mode, bits, group = (settings.get(name) for name in ("mode", "bits", "group_size"))
-            packings[f"{mode} {bits} bits, group {group}"] += 1
+    parts = [vars(part) for _, part in module.named_modules() if "bits" in vars(part)]
+    packings = Counter(
+        f"{part.get('mode')} {part['bits']} bits, group {part.get('group_size')}" for part in parts
+    )
     weights = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
     dtypes = Counter(
         _dtype_name(weight.dtype) for _, weight in weights if weight.dtype != mx.uint32

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 WORKLOADS: Final = ("code", "prose")
-"""Kinds of bundled prompts."""
-
 PROMPTS: Final = 2
-"""Bundled prompts of each kind."""
+"""Kinds of bundled prompts, and how many of each are decoded."""
 
 DATA_FILE: Final = "bench.json"
 PICTURE_FILE: Final = "bench.png"
@@ -65,11 +63,8 @@ def run(args: argparse.Namespace) -> int:
         args.output.mkdir(parents=True, exist_ok=True)
         data.open("a").close()
     if not draws:
-        install = "pip install 'mlx-speculate[plots]'"
-        print(
-            f"matplotlib is not installed, so {PICTURE_FILE} is not drawn: {install}",
-            file=sys.stderr,
-        )
+        reason = f"matplotlib is not installed, so {PICTURE_FILE} is not drawn"
+        print(f"{reason}: pip install 'mlx-speculate[plots]'", file=sys.stderr)
     results = _measure(args)
     report.show(results)
     if mx.default_device().type == mx.cpu:

@@ -142,13 +142,9 @@ def run(args: argparse.Namespace) -> int:
         ):
             view.write(response.text)
     if not quiet:
-        drafts = "nothing drafted"
-        if stats.drafts:
-            drafts = (
-                f"drafts accepted {stats.accepted_tokens} of {stats.draft_tokens} "
-                f"({stats.acceptance_rate:.0%}), "
-                f"mean acceptance length {stats.mean_acceptance_length:.2f}"
-            )
+        accepted = f"{stats.accepted_tokens} of {stats.draft_tokens} ({stats.acceptance_rate:.0%})"
+        length = f"mean acceptance length {stats.mean_acceptance_length:.2f}"
+        drafts = f"drafts accepted {accepted}, {length}" if stats.drafts else "nothing drafted"
         seed = "" if stats.seed is None else f", seed {stats.seed}"
         print(
             f"{response.generation_tokens} tokens, {stats.rounds} target passes, {drafts}, "

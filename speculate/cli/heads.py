@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Final
@@ -115,18 +116,19 @@ def run_extract(args: argparse.Namespace) -> int:
     ):
         size = sum(tensor.end - tensor.begin for tensor in files.tensors.values())
         reading = shown.add("Reading", size)
-        head = read_head(files, done=reading.advance)
-        reading.advance(size)  # Unknown tensors are not read.
+        head = read_head(files, done=partial(shown.advance, reading))
+        shown.advance(reading, size)  # Unknown tensors are not read.
         if args.quantize is not None:
-            choose = convert.as_trunks(Quantization(*args.quantize, mode="affine"))
+            bits, group = args.quantize
+            choose = convert.as_trunks(Quantization(bits, group, "affine"))
             head = convert.dequantize_head(head, keep=choose)
             quantizing = shown.add("Quantising", len(convert.plain_matrices(head)))
-            head = convert.quantize_head(head, choose, done=lambda _: quantizing.advance())
+            head = convert.quantize_head(head, choose, done=lambda _: shown.advance(quantizing))
         config = export.head_config(files, head)
         writing = shown.add("Writing", 1)
         export.copy_tokenizer(files.folder, folder)
         export.write_head_checkpoint(folder, head, config)
-        writing.advance()
+        shown.advance(writing)
     written = sum(array.nbytes for array in head.weights.values()) / 1e6
     raw = any(decision.convention == "raw" for decision in head.norms)
     norms = ", norms converted to gains" if raw else ""

@@ -56,15 +56,15 @@ def test_elsewhere_a_line_now_and_then_in_a_stage_that_takes_long(
 def test_elsewhere_a_line_says_what_is_done_now(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with progress_bars(clock=clock) as shown:
-        bar = shown.add("loading")
+        task = shown.add("loading")
         clock.now += 25.0
-        bar.rename("first of two", 2)
+        shown.rename(task, "first of two", 2)
         clock.now += 1.0
-        bar.advance()
+        shown.advance(task)
         clock.now += 9.0
-        bar.rename("second of two")
-        bar.advance()
-        bar.rename("done")
+        shown.rename(task, "second of two")
+        shown.advance(task)
+        shown.rename(task, "done")
     assert capsys.readouterr() == ("", "first of two: 0%\nsecond of two: 50%\n")
 
 

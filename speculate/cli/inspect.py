@@ -102,10 +102,8 @@ class HeadCheck:
         found = [f"{self.acceptance:.0%} of first drafts accepted, over {self.tokens} tokens"]
         if not self.by_convention:
             return found
-        found += [
-            "Such a low acceptance rate usually means that the head's norms were read in",
-            "the wrong convention, or that the head was trained for another model.",
-        ]
+        found.append("Such a low acceptance rate usually means that the head's norms were read in")
+        found.append("the wrong convention, or that the head was trained for another model.")
         for convention, acceptance in self.by_convention.items():
             found.append(f"with all its norms stored as {convention}: {acceptance:.0%}")
         best = max(self.by_convention, key=lambda name: self.by_convention[name])

@@ -68,29 +68,22 @@ class AcceptanceCurve:
     match, but at least `MIN_COPY_END_RATE`.
 
     Args:
-        prior: Acceptance rate of a first draft without evidence.
+        prior: See below.
         match_length: Tokens before the draft that match what it copies; 0 if it is no copy.
+
+    Attributes:
+        prior: Acceptance rate of a first draft without evidence. May be set at any time.
     """
 
     def __init__(self, prior: float, match_length: int = 0) -> None:
-        self._prior = prior
+        self.prior = prior
         self._match_length = match_length
         self._right: list[float] = []
         self._compared: list[float] = []
         self._fast: list[float] = []
         self._passed = 0  # tokens since the last decay
-        self._survival: dict[tuple[int, float], Sequence[float]] = {}  # until something changes
-
-    @property
-    def prior(self) -> float:
-        """Acceptance rate of a first draft without evidence. May be set at any time."""
-        return self._prior
-
-    @prior.setter
-    def prior(self, prior: float) -> None:
-        if prior != self._prior:
-            self._prior = prior
-            self._survival.clear()
+        # Results until the evidence changes, by depth, optimism and prior.
+        self._survival: dict[tuple[int, float, float], Sequence[float]] = {}
 
     @property
     def evidence(self) -> float:
@@ -154,15 +147,12 @@ class AcceptanceCurve:
         Args:
             depth: Number of drafts.
             optimism: Standard deviations to add to the rate of each position.
-
-        Returns:
-            The same object until the probabilities change.
         """
         self._decay(DECAY_INTERVAL_TOKENS)
-        found = self._survival.get((depth, optimism))
-        if found is None:
-            found = self._survival[depth, optimism] = self._computed(depth, optimism)
-        return found
+        key = (depth, optimism, self.prior)
+        if key not in self._survival:
+            self._survival[key] = self._computed(depth, optimism)
+        return self._survival[key]
 
     def _decay(self, interval: int = 1) -> None:
         """Decay the evidence if at least `interval` tokens have passed."""
@@ -176,7 +166,7 @@ class AcceptanceCurve:
 
     def _computed(self, depth: int, optimism: float) -> Sequence[float]:
         survival: list[float] = []
-        product, rate, weight = 1.0, self._prior, PRIOR_WEIGHT
+        product, rate, weight = 1.0, self.prior, PRIOR_WEIGHT
         known, match_length = len(self._compared), self._match_length
         for position in range(depth):
             right, compared = weight * rate, weight

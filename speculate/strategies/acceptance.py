@@ -1,4 +1,4 @@
-"""How many drafts are likely to be accepted, learned from rounds and decayed over time."""
+"""How many drafts of a proposer are likely to be accepted, learned from rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,33 @@ import math
 from collections.abc import Sequence
 from typing import Final, final
 
-from speculate.protocols import Outlook
+from speculate.protocols import CatchesUp, Foresees, Outlook, Proposer, Round
+from speculate.strategies.checking import checked_behind, checked_hindsight, checked_outlook
+
+PRIOR_ACCEPTANCE: Final = 0.4
+"""Assumed acceptance rate of a first draft.
+
+Published heads reach more, but a rate that is too low costs a round or two, and one that is too
+high costs more.
+"""
+
+PRIOR_CORRELATION: Final = 0.7
+"""Weight of other proposers' acceptance rate in the prior of one without evidence, 0 to 1.
+
+Where one proposer drafts badly, others usually do.
+"""
+
+BUCKET_PRIOR_WEIGHT: Final = 2.0
+"""Weight of the prior from the match length, in drafts, against first drafts of all kinds.
+
+Where passages recur, short matches are better than their length suggests.
+"""
+
+MIN_DRAFTS_SEEN: Final = 3
+"""Drafts in a sequence below which bad luck may explain a low acceptance rate."""
+
+CARRY_OVER_WEIGHT: Final = 4.0
+"""Cap on evidence carried over from earlier sequences, in comparisons per position."""
 
 SLOW_DECAY: Final = 0.98
 """Decay of older evidence per new comparison at a position. Lower adapts faster."""
@@ -223,3 +249,139 @@ class MatchOnset:
             if found:
                 self.kind = outlook.kind
         self._found = found
+
+
+Forecast = tuple[int, int]
+"""Kind of the draft that a proposer would make now, and its maximum depth; 0 for no draft."""
+
+
+@final
+class ProposerEstimate:
+    """A proposer, and the acceptance rates learned of it.
+
+    Args:
+        proposer: The proposer.
+
+    Attributes:
+        proposer: The proposer.
+        name: Its name.
+        free: Whether it drafts on the host, at no cost.
+        failed: Whether it raised in this sequence; it is then not asked again.
+        onset: How often a match begins, if it is a lookup.
+    """
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.proposer = proposer
+        self.name: str = proposer.name
+        self.failed: bool = False
+        self._foresees = proposer if isinstance(proposer, Foresees) else None
+        self._catches_up = proposer if isinstance(proposer, CatchesUp) else None
+        self.free: bool = self._foresees is not None
+        self._curves: dict[int, AcceptanceCurve] = {}
+        self._all_kinds = AcceptanceCurve(PRIOR_ACCEPTANCE)
+        self.onset = MatchOnset()
+        self._last_rate = 1.0
+        self._drafts = 0
+
+    def begin(self) -> None:
+        """Start a sequence: activate the proposer again, and discount earlier evidence."""
+        self.failed = False
+        self._last_rate, self._drafts = 1.0, 0
+        self._curve(0).prior = PRIOR_ACCEPTANCE
+        # How a sequence returns to earlier passages does not carry over to another.
+        self._all_kinds, self.onset = AcceptanceCurve(PRIOR_ACCEPTANCE), MatchOnset()
+        for curve in self._curves.values():
+            curve.discount(CARRY_OVER_WEIGHT)
+
+    def forecast(self, max_depth: int) -> Forecast:
+        """The draft that it would make now."""
+        if self.failed:
+            return 0, 0
+        if self._foresees is None:
+            return 0, max_depth
+        outlook = checked_outlook(self.proposer, self._foresees.outlook())
+        return outlook.kind, min(max_depth, outlook.length)
+
+    def backlog(self) -> int:
+        """Number of tokens to feed before its next draft."""
+        if self.failed or self._catches_up is None:
+            return 0
+        return checked_behind(self.proposer, self._catches_up.behind())
+
+    def survival(self, kind: int, depth: int, optimism: float = 0.0) -> Sequence[float]:
+        """Probabilities that the leading drafts of a kind are all accepted.
+
+        See `AcceptanceCurve.survival`.
+        """
+        curve = self._curve(kind)
+        if self.free:
+            # The longer the match, the more likely it continues.
+            own = 1.0 - 1.0 / kind if kind > 1 else PRIOR_ACCEPTANCE
+            evidence, rate = self._all_kinds.evidence, self._all_kinds.survival(1)[0]
+            curve.prior = (BUCKET_PRIOR_WEIGHT * own + evidence * rate) / (
+                BUCKET_PRIOR_WEIGHT + evidence
+            )
+        return curve.survival(depth, optimism)
+
+    def is_recovering(self) -> bool:
+        """Whether its rate rose since its last draft, only because evidence decayed."""
+        return self._curve(0).survival(1)[0] > self._last_rate
+
+    @property
+    def has_little_evidence(self) -> bool:
+        """Whether it cannot forecast, and drafted only a few times in this sequence."""
+        return not self.free and self._drafts < MIN_DRAFTS_SEEN
+
+    @property
+    def first_draft_rate(self) -> float | None:
+        """Acceptance rate of its first draft; `None` if it forecasts or has no evidence."""
+        if self.free or not self._curve(0).evidence:
+            return None
+        return self._curve(0).survival(1)[0]
+
+    def set_prior(self, rate: float) -> None:
+        """Derive its prior from the acceptance rate of other proposers, if it has no evidence."""
+        if not self.free and not self._curve(0).evidence:
+            # Within a sequence the prior only falls: the evidence of the others decays.
+            prior = PRIOR_ACCEPTANCE + PRIOR_CORRELATION * (rate - PRIOR_ACCEPTANCE)
+            self._curve(0).prior = min(prior, self._curve(0).prior)
+
+    def observe(self, round: Round) -> None:
+        """Learn from a round, regardless of the proposer that drafted."""
+        for curve in (*self._curves.values(), self._all_kinds):
+            curve.advance(round.emitted)
+        if self.failed:
+            return
+        if self._foresees is not None:
+            # It scores every position, including those where others drafted.
+            for found in checked_hindsight(self.proposer, self._foresees.hindsight()):
+                self._curve(found.kind).update(found.position, found.compared, found.right)
+                if found.position == 0:
+                    self._all_kinds.update(0, found.compared, found.right)
+            outlook = checked_outlook(self.proposer, self._foresees.outlook())
+            self.onset.observe(outlook, plain=not round.drafted)
+            if round.proposer == self.name and 0 < round.accepted < round.drafted:
+                self.onset.on_copy_end()
+        elif round.proposer == self.name:
+            # If the sequence ended within the draft, the rest of it was not compared.
+            whole = round.emitted > round.accepted
+            self._curve(0).observe(round.drafted if whole else round.accepted, round.accepted)
+            self._drafts += 1
+            self._last_rate = self._curve(0).survival(1)[0]
+        elif round.asked == self.name and not round.cut:
+            # An empty draft counts as a wrong one.
+            self._curve(0).observe(1, 0)
+            self._drafts += 1
+
+    def _curve(self, kind: int) -> AcceptanceCurve:
+        curve = self._curves.get(kind)
+        if curve is None:
+            curve = self._curves[kind] = AcceptanceCurve(PRIOR_ACCEPTANCE, match_length=kind)
+        return curve
+
+
+def share_priors(estimates: Sequence[ProposerEstimate]) -> None:
+    """Derive the priors of proposers without evidence from the rates of the others."""
+    rates = [rate for one in estimates if (rate := one.first_draft_rate) is not None]
+    for estimate in estimates if rates else ():
+        estimate.set_prior(sum(rates) / len(rates))

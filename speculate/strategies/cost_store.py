@@ -6,13 +6,13 @@ import json
 import logging
 import os
 import threading
-from collections.abc import ItemsView
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, cast, final
+from typing import Final, final
 
 import attrs
 
+from speculate.errors import OptionError
 from speculate.protocols import Costs
 
 MIN_CONTEXT: Final = 256
@@ -46,10 +46,21 @@ class CostStore:
         """The costs stored under `key` at this context length, or `None`."""
         path = self._path(key, context)
         try:
-            return _costs(json.loads(path.read_text(encoding="utf-8")))
+            entry = json.loads(path.read_text(encoding="utf-8"))
+            forward = {int(rows): float(seconds) for rows, seconds in entry["forward"].items()}
+            draft = {name: float(seconds) for name, seconds in entry["draft"].items()}
+            return check_costs(Costs(int(entry["context"]), forward, draft))
         except FileNotFoundError:
             return None
-        except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+        except (
+            OSError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ):
             _logger.warning("ignored the costs in %s, which cannot be read", path)
             return None
 
@@ -82,30 +93,12 @@ def check_costs(costs: Costs) -> Costs:
     """Return the costs if they are valid.
 
     Raises:
-        ValueError: A time is missing or implausible.
+        OptionError: A time is missing or implausible.
     """
     rows, seconds = list(costs.forward), [*costs.forward.values(), *costs.draft.values()]
     if 1 not in rows or len(rows) < 2 or min(rows) < 1:
-        raise ValueError(f"costs need the times of 1 row and of more rows, got those of {rows}")
-    if (
-        not all(0 <= time < MAX_PLAUSIBLE_SECONDS for time in seconds)
-        or 0 in costs.forward.values()
-    ):
-        raise ValueError(f"costs must be times in seconds, above 0 for a forward; got {seconds}")
+        raise OptionError(f"costs need the times of 1 row and of more rows, got those of {rows}")
+    plausible = all(0 <= time < MAX_PLAUSIBLE_SECONDS for time in seconds)
+    if not plausible or 0 in costs.forward.values():
+        raise OptionError(f"costs must be times in seconds, above 0 for a forward; got {seconds}")
     return costs
-
-
-def _costs(entry: object) -> Costs:
-    """Parse the content of a file."""
-    if not isinstance(entry, dict):
-        raise TypeError("not an object")
-    fields = cast("dict[str, dict[str, float]]", entry)
-    forward = {int(rows): float(seconds) for rows, seconds in _pairs(fields["forward"])}
-    draft = {name: float(seconds) for name, seconds in _pairs(fields["draft"])}
-    return check_costs(Costs(int(cast(int, entry["context"])), forward, draft))
-
-
-def _pairs(table: object) -> ItemsView[str, float]:
-    if not isinstance(table, dict):
-        raise TypeError("not an object")
-    return cast("dict[str, float]", table).items()

@@ -20,16 +20,7 @@ MAX_SHOWN: Final = 200
 
 
 def refuse(name: str, allowed: str, value: object) -> NoReturn:
-    """Raise an error for an invalid option.
-
-    Args:
-        name: Name of the option.
-        allowed: The allowed values, such as "an integer from 0 to 48".
-        value: The given value.
-
-    Raises:
-        OptionError: Always.
-    """
+    """Raise an `OptionError`: option `name` has a value that is not `allowed`, "an integer" say."""
     given = repr(value)
     if len(given) > MAX_SHOWN:
         given = given[:MAX_SHOWN] + " ..."
@@ -45,15 +36,9 @@ def validated_integer(
     among: Sequence[int] = (),
     note: str = "",
 ) -> int:
-    """Validate an integer; `True` and `False` are refused.
+    """Validate an integer in a range, or one of `among`; `True` and `False` are refused.
 
-    Args:
-        name: Name of the option.
-        value: The given value: an `int` or another library's integer.
-        low: Smallest allowed value, if any.
-        high: Largest allowed value, if any; needs `low`.
-        among: The allowed integers; if empty, the whole range.
-        note: Added to the allowed values in the error, in parentheses.
+    The error adds `note` to the allowed values, in parentheses. `high` needs `low`.
     """
     try:
         found = None if isinstance(value, bool) else operator.index(cast(int, value))
@@ -120,13 +105,7 @@ def validated_mapping(name: str, value: object) -> None:
 
 
 def validated_ids(name: str, ids: object, vocab_size: int | None = None) -> list[int]:
-    """Validate token ids, because MLX does not check embedding indices.
-
-    Args:
-        name: Name of the option.
-        ids: An iterable of integers; one-dimensional arrays are allowed.
-        vocab_size: Size of the vocabulary, if known.
-    """
+    """Validate an iterable of token ids, because MLX does not check embedding indices."""
     high = None if vocab_size is None else vocab_size - 1
     allowed = "token ids" + _range(0, high)
     try:

@@ -27,14 +27,9 @@ from speculate.validation import validated_integer
 
 @final
 class IgnoreEOS:
-    """A model without end-of-text ids: mlx-lm's steps let their caller detect the end.
+    """A model, adapted if it was not, without end-of-text ids.
 
-    Args:
-        model: An mlx-lm model or an adapted one.
-        name: Name of the option, for error messages.
-
-    Raises:
-        OptionError: It is neither.
+    mlx-lm's steps let their caller detect the end. Errors call the model `name`.
     """
 
     def __init__(self, model: StockModel | SpeculativeModel, name: str) -> None:
@@ -55,10 +50,9 @@ def split_prompt_cache(
     target: SpeculativeModel,
     draft: SpeculativeModel | None = None,
 ) -> tuple[list[object] | None, list[object] | None]:
-    """Split a caller's list by the number of caches that each model makes.
+    """Split a caller's list into the caches of the target and those of the draft model.
 
-    Returns:
-        The target's caches, which are the list itself if it has no others, and the draft model's.
+    The target's are the list itself if it has no others.
 
     Raises:
         OptionError: The list fits neither the target nor both models, or has a cache twice.
@@ -86,12 +80,6 @@ def prompt_cache_loan(
     stream: mx.Stream | mx.ThreadLocalStream,
 ) -> Iterator[tuple[list[object] | None, list[Rollbackable] | None]]:
     """Borrow the draft model's caches for the body, then refill the caller's whole list.
-
-    Args:
-        prompt_cache: The caller's list. Nothing is borrowed if it has no caches for the draft.
-        target: The target.
-        draft: The draft model.
-        stream: Stream for the remaining computation at the end.
 
     Yields:
         The target's and the draft model's caches; `None` if the model should make its own.

@@ -118,22 +118,14 @@ class AcceptanceCurve:
         return self._compared[0] if self._compared else 0.0
 
     def observe(self, compared: int, right: int) -> None:
-        """Learn from a draft.
-
-        Args:
-            compared: Number of its tokens that were compared with the sequence.
-            right: Number of leading tokens that were right.
-        """
+        """Learn from a draft of which `compared` tokens were compared, and `right` were right."""
         for position in range(min(right + 1, compared)):
             self.update(position, 1, int(position < right))
 
     def update(self, position: int, compared: int, right: int) -> None:
-        """Learn from drafts that were right before `position`.
+        """Learn from `compared` drafts that were right before `position`.
 
-        Args:
-            position: 0 for the first token of a draft.
-            compared: Number of drafts whose token at `position` was compared.
-            right: Number of them that were right there, too.
+        `right` of them were right there, too. Position 0 is the first token of a draft.
         """
         if not compared:
             return
@@ -170,9 +162,8 @@ class AcceptanceCurve:
     def survival(self, depth: int, optimism: float = 0.0) -> Sequence[float]:
         """`S_1 ... S_depth`: probabilities that so many leading drafts are all accepted.
 
-        Args:
-            depth: Number of drafts.
-            optimism: Standard deviations to add to the rate of each position.
+        `optimism` is added to the rate of each position, in standard deviations. Returns the same
+        object until the probabilities change.
         """
         self._decay(DECAY_INTERVAL_TOKENS)
         key = (depth, optimism, self.prior)
@@ -237,12 +228,7 @@ class MatchOnset:
         self.probability = max(self.probability, MIN_ONSET_AFTER_COPY)
 
     def observe(self, outlook: Outlook, *, plain: bool) -> None:
-        """Learn from the present position.
-
-        Args:
-            outlook: The forecast after all known tokens.
-            plain: Whether the sequence grew by a single token.
-        """
+        """Learn from the forecast after all known tokens; `plain` if only one token is new."""
         found = outlook.length > 0
         if plain and not self._found:
             self.probability += ONSET_LEARNING_RATE * (found - self.probability)
@@ -309,18 +295,14 @@ class ProposerEstimate:
         return checked_behind(self.proposer, self._catches_up.behind())
 
     def survival(self, kind: int, depth: int, optimism: float = 0.0) -> Sequence[float]:
-        """Probabilities that the leading drafts of a kind are all accepted.
-
-        See `AcceptanceCurve.survival`.
-        """
+        """`AcceptanceCurve.survival` of drafts of one kind."""
         curve = self._curve(kind)
         if self.free:
             # The longer the match, the more likely it continues.
             own = 1.0 - 1.0 / kind if kind > 1 else PRIOR_ACCEPTANCE
             evidence, rate = self._all_kinds.evidence, self._all_kinds.survival(1)[0]
-            curve.prior = (BUCKET_PRIOR_WEIGHT * own + evidence * rate) / (
-                BUCKET_PRIOR_WEIGHT + evidence
-            )
+            total = BUCKET_PRIOR_WEIGHT + evidence
+            curve.prior = (BUCKET_PRIOR_WEIGHT * own + evidence * rate) / total
         return curve.survival(depth, optimism)
 
     def is_recovering(self) -> bool:
@@ -374,10 +356,9 @@ class ProposerEstimate:
             self._drafts += 1
 
     def _curve(self, kind: int) -> AcceptanceCurve:
-        curve = self._curves.get(kind)
-        if curve is None:
-            curve = self._curves[kind] = AcceptanceCurve(PRIOR_ACCEPTANCE, match_length=kind)
-        return curve
+        if kind not in self._curves:
+            self._curves[kind] = AcceptanceCurve(PRIOR_ACCEPTANCE, match_length=kind)
+        return self._curves[kind]
 
 
 def share_priors(estimates: Sequence[ProposerEstimate]) -> None:

@@ -20,8 +20,7 @@ from speculate.strategies.acceptance import (
     share_priors,
 )
 from speculate.strategies.checking import check_proposer
-from speculate.strategies.cost_store import CostStore, check_costs, context_bucket
-from speculate.strategies.round_times import RoundTimes
+from speculate.strategies.round_times import CostStore, RoundTimes, check_costs, context_bucket
 from speculate.validation import refuse, validated_choice, validated_flag
 
 MAX_DEPTH: Final = 12
@@ -83,12 +82,7 @@ class Candidate:
         return self.tokens / self.time
 
     def with_catch_up(self, time: float, horizon: int) -> Candidate:
-        """The candidate including a catch-up time, spread over the next `horizon` tokens.
-
-        Args:
-            time: Time to feed the backlog, in plain rounds.
-            horizon: Tokens over which catching up has to pay.
-        """
+        """The candidate with `time` plain rounds of catching up, spread over `horizon` tokens."""
         return attrs.evolve(self, time=self.time + time * self.tokens / horizon) if time else self
 
 
@@ -101,10 +95,7 @@ def fastest(
 ) -> Candidate:
     """The draft with the most tokens per unit of time; `PLAIN_ROUND` if there is none.
 
-    Args:
-        estimate: The proposer that would draft.
-        tokens: Expected tokens of rounds with 0, 1, 2, ... drafts.
-        times: Durations of such rounds, in plain rounds.
+    `tokens` and `times` are expected of rounds with 0, 1, 2, ... drafts, in plain rounds.
     """
     rates = list(map(truediv, tokens, times))[1:]
     if not rates:
@@ -138,12 +129,9 @@ class ExplorationBudget:
         self._add(EXPLORATION_SHARE * time)
 
     def spend(self, candidate: Candidate, price: float, best: Candidate) -> bool:
-        """Pay for exploring a candidate, if the balance allows it.
+        """Pay a price in plain rounds for exploring a candidate instead of the best one.
 
-        Args:
-            candidate: The candidate to explore.
-            price: Its expected loss, in plain rounds.
-            best: What would be done otherwise.
+        Returns `False` if the balance does not allow it.
         """
         if price > self.balance:
             return False
@@ -259,9 +247,10 @@ class Adaptive:
 
     def plan(self, remaining: int | None, /) -> Plan:
         self._plans += 1
+        plain = Plan(predicted=1.0, plain_seconds=self.plain_seconds or None)
         if self._first:
             self._first = False
-            return Plan(predicted=1.0, plain_seconds=self.plain_seconds or None)
+            return plain
         if not self._fixed and self._times.needs_baseline(self._rate):
             return Plan()
         # Plain rounds teach little, so that the decision need not be made again for each.
@@ -272,13 +261,12 @@ class Adaptive:
         best = PLAIN_ROUND if rests else self._choose(horizon)
         self._rate = best.rate
         self._budget.accrue(best.time)
-        plain = self.plain_seconds or None
-        if best.estimate is None:
-            if not rests and horizon > DECAY_INTERVAL_TOKENS:
-                self._plain_until = self._plans + DECAY_INTERVAL_TOKENS
-            return Plan(predicted=1.0, plain_seconds=plain)
-        proposer = best.estimate.proposer
-        return Plan(proposer, best.depth, predicted=best.rate, plain_seconds=plain)
+        if best.estimate is not None:
+            proposer, seconds = best.estimate.proposer, plain.plain_seconds
+            return Plan(proposer, best.depth, predicted=best.rate, plain_seconds=seconds)
+        if not rests and horizon > DECAY_INTERVAL_TOKENS:
+            self._plain_until = self._plans + DECAY_INTERVAL_TOKENS
+        return plain
 
     def observe(self, round: Round, /) -> None:
         for estimate in self._estimates:
@@ -290,32 +278,31 @@ class Adaptive:
             self._plain_until = 0
             share_priors(self._estimates)
         self._budget.observe(round)
-        timed = 0.0 < round.seconds < math.inf
-        if self._fixed or round.cut or not timed:
+        if self._fixed or round.cut or not 0.0 < round.seconds < math.inf:
             return
         if round.proposer is not None:
             backlog = self._backlogs.get(round.proposer, 0)
             self._times.observe(round.proposer, round.drafted, round.seconds, backlog)
-        elif round.asked is None and round.ahead < round.seconds:
-            # The device was busy throughout, also while the caller was. No earlier round overlaps
-            # with the first one, so that its time counts only where no other is known.
-            if round.index == 0 and self.plain_seconds:
-                return
+        # The device was busy throughout, also while the caller was. No earlier round overlaps with
+        # the first one, so that its time counts only where no other is known.
+        elif (
+            round.asked is None
+            and round.ahead < round.seconds
+            and not (round.index == 0 and self.plain_seconds)
+        ):
             self._times.observe_plain(round.seconds + round.ahead)
 
     def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
         if not self._measures:
             return False
-        place = (key, context_bucket(context))
-        known = self._known.get(place)
-        if known is None and key is not None:
-            known = self._store.load(key, context)
-        self._key = key
-        if known is None:
+        self._key, place = key, (key, context_bucket(context))
+        if place in self._known:
+            return False
+        found = None if key is None else self._store.load(key, context)
+        if found is None:
             return remaining is None or remaining >= PROBE_MIN_TOKENS
-        if place not in self._known:
-            self._known = {place: known}
-            self._times = RoundTimes(known, self._free, MAX_DEPTH, fresh=False)
+        self._known = {place: found}
+        self._times = RoundTimes(found, self._free, MAX_DEPTH, fresh=False)
         return False
 
     def take_costs(self, costs: Costs, /) -> None:
@@ -344,11 +331,7 @@ class Adaptive:
                 estimate.failed = True
 
     def _choose(self, horizon: int) -> Candidate:
-        """The best candidate, or one worth exploring.
-
-        Args:
-            horizon: Tokens still to be emitted, at most `CATCH_UP_HORIZON_TOKENS`.
-        """
+        """The best candidate, or one worth exploring, with `horizon` tokens still to be emitted."""
         best = hope = PLAIN_ROUND
         max_depth = min(MAX_DEPTH, horizon - 1)
         available = self._available(max_depth, self._estimates)
@@ -364,7 +347,7 @@ class Adaptive:
                     hope = max(hope, optimistic.with_catch_up(catch_up, horizon), key=_rate)
         exploration = self._explore(available, best, hope) if affordable else None
         if exploration is None and best.estimate is None:
-            blind = (self._blind_candidate(one, max_depth) for one in self._estimates)
+            blind = [self._blind_candidate(one, max_depth) for one in self._estimates]
             return max(blind, key=_rate, default=PLAIN_ROUND)
         return exploration or best
 

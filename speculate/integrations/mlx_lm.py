@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import cast, final
 
@@ -20,7 +20,7 @@ from speculate.errors import OptionError
 from speculate.loading import adapt
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
-from speculate.protocols import MTPHead, Rollbackable, SpeculativeModel, StockModel
+from speculate.protocols import Rollbackable, SpeculativeModel, StockModel
 from speculate.strategies.fixed import MAX_DEPTH, Fixed
 from speculate.validation import validated_integer
 
@@ -36,10 +36,10 @@ class IgnoreEOS:
         adapted = adapt(cast(StockModel, model)) if isinstance(model, Module) else model
         check_model(adapted, name)
         model = cast(SpeculativeModel, adapted)
-        self.vocab_size: int = model.vocab_size
+        self.vocab_size = model.vocab_size
         self.eos_token_ids: frozenset[int] = frozenset()
-        self.head: MTPHead | None = model.head
-        self.vocabulary: Mapping[str, int] | None = model.vocabulary
+        self.head = model.head
+        self.vocabulary = model.vocabulary
         self.make_cache = model.make_cache
         self.adopt = model.adopt
         self.forward = model.forward
@@ -156,7 +156,7 @@ def speculative_generate_step(
     Yields:
         A token id, its float32 log-probabilities `(vocabulary,)`, and whether it was drafted.
     """
-    depth = _depth(num_draft_tokens)
+    depth = validated_integer("num_draft_tokens", num_draft_tokens, 0, MAX_DEPTH)
     target, draft = IgnoreEOS(model, "model"), IgnoreEOS(draft_model, "draft_model")
     with prompt_cache_loan(prompt_cache, target, draft, stream) as (caches, draft_caches):
         decoder = Decoder(
@@ -199,7 +199,7 @@ def mtp_generate_step(
     Raises:
         HeadNotFoundError: The model has no head.
     """
-    depth = _depth(num_draft_tokens)
+    depth = validated_integer("num_draft_tokens", num_draft_tokens, 0, MAX_DEPTH)
     target = IgnoreEOS(model, "model")
     decoder = Decoder(
         target,
@@ -230,11 +230,6 @@ def _steps(
             with mx.stream(stream):
                 logprobs = token.logprobs
             yield token.id, logprobs, token.from_draft
-
-
-def _depth(num_draft_tokens: object) -> int:
-    """Validate the drafted tokens per round, under mlx-lm's name."""
-    return validated_integer("num_draft_tokens", num_draft_tokens, 0, MAX_DEPTH)
 
 
 def _without_greedy(sampler: Sampler | None) -> Sampler | None:

@@ -56,10 +56,7 @@ NEIGHBOUR_WEIGHT: Final = 10.0
 """Weight of the previous position in the rate of a position, in comparisons."""
 
 DEPTH_DECAY: Final = 0.95
-"""Acceptance rate of a position without evidence, relative to the previous position.
-
-Copies differ; see `AcceptanceCurve`.
-"""
+"""Acceptance rate of a position without evidence, relative to the previous one; not in copies."""
 
 DECAY_INTERVAL_TOKENS: Final = 8
 """Tokens between two decays of the evidence.
@@ -94,11 +91,8 @@ class AcceptanceCurve:
     match, but at least `MIN_COPY_END_RATE`.
 
     Args:
-        prior: See below.
+        prior: Acceptance rate of a first draft without evidence; may be set at any time.
         match_length: Tokens before the draft that match what it copies; 0 if it is no copy.
-
-    Attributes:
-        prior: Acceptance rate of a first draft without evidence. May be set at any time.
     """
 
     def __init__(self, prior: float, match_length: int = 0) -> None:

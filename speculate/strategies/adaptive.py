@@ -283,13 +283,11 @@ class Adaptive:
         if round.proposer is not None:
             backlog = self._backlogs.get(round.proposer, 0)
             self._times.observe(round.proposer, round.drafted, round.seconds, backlog)
-        # The device was busy throughout, also while the caller was. No earlier round overlaps with
-        # the first one, so that its time counts only where no other is known.
-        elif (
-            round.asked is None
-            and round.ahead < round.seconds
-            and not (round.index == 0 and self.plain_seconds)
-        ):
+            return
+        # Whether the device was busy throughout, also while the caller was.
+        busy = round.asked is None and round.ahead < round.seconds
+        # No earlier round overlaps with the first: its time counts only where no other is known.
+        if busy and (round.index or not self.plain_seconds):
             self._times.observe_plain(round.seconds + round.ahead)
 
     def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
@@ -343,8 +341,7 @@ class Adaptive:
                 best = max(best, found.with_catch_up(catch_up, horizon), key=_rate)
             if affordable:
                 optimistic = self._best(estimate, forecast, OPTIMISM_SIGMAS)
-                if optimistic.rate > hope.rate:
-                    hope = max(hope, optimistic.with_catch_up(catch_up, horizon), key=_rate)
+                hope = max(hope, optimistic.with_catch_up(catch_up, horizon), key=_rate)
         exploration = self._explore(available, best, hope) if affordable else None
         if exploration is None and best.estimate is None:
             blind = [self._blind_candidate(one, max_depth) for one in self._estimates]
@@ -371,9 +368,8 @@ class Adaptive:
             return PLAIN_ROUND
         survival = estimate.survival(estimate.onset.kind, max_depth)
         tokens = [1.0 + onset * drafted for drafted in accumulate(survival, initial=0.0)]
-        times = [
-            1.0 + LOOKAHEAD_LOSS + onset * (time - 1.0) for time in self._times.of(estimate.name)
-        ]
+        times = self._times.of(estimate.name)
+        times = [1.0 + LOOKAHEAD_LOSS + onset * (time - 1.0) for time in times]
         return max(PLAIN_ROUND, fastest(estimate, tokens, times), key=_rate)
 
     def _explore(

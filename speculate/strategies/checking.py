@@ -20,19 +20,13 @@ def check_proposer(proposer: object) -> None:
     """
     if isinstance(proposer, type):
         raise OptionError(f"proposer: {proposer.__name__} is a class: pass an instance of it")
-    if isinstance(proposer, SpeculativeModel | Strategy | Sequence | dict) or not _named(proposer):
+    # A wrapper may delegate to another object, but every proposer has a name.
+    named = isinstance(getattr(proposer, "name", None), str)
+    if not named or isinstance(proposer, SpeculativeModel | Strategy | Sequence | dict):
         raise OptionError(
             f"proposer: {type(proposer).__name__} is not a proposer: pass MTPChain(), "
             "DraftModel(draft) or PromptLookup(), and several as separate arguments"
         )
-
-
-def _named(proposer: object) -> bool:
-    """Whether it has a name, as every proposer does; a wrapper may delegate to another object."""
-    try:
-        return isinstance(cast(Proposer, proposer).name, str)
-    except AttributeError:
-        return False
 
 
 def checked_outlook(proposer: Proposer, outlook: object) -> Outlook:

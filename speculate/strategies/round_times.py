@@ -69,7 +69,6 @@ BATCHED_ROW_COST: Final = 1 / 32
 MIN_BATCH_ROWS: Final = 64
 """Fewest rows of a catch-up batch whose time exceeds the noise of a round."""
 
-
 _logger = logging.getLogger(__name__)
 
 
@@ -88,6 +87,9 @@ class RoundTimes:
         max_depth: Most tokens of a draft.
         fresh: Whether the costs were measured just now, or are to be trusted; otherwise the
             machine's speed may have changed since.
+
+    Attributes:
+        baseline_seconds: Current duration of a plain round; 0 before any was timed.
     """
 
     def __init__(
@@ -113,8 +115,8 @@ class RoundTimes:
         self._times = {name: list(table) for name, table in self._tables.items()}
         # Duration of a plain round in seconds: current, when last measured, and as implied by
         # each of the last rounds.
-        self._baseline = self._checked_baseline = 0.0 if costs is None else unit
-        self._baselines = deque([self._baseline] * WINDOW_ROUNDS, maxlen=WINDOW_ROUNDS)
+        self.baseline_seconds = self._checked_baseline = 0.0 if costs is None else unit
+        self._baselines = deque([self.baseline_seconds] * WINDOW_ROUNDS, maxlen=WINDOW_ROUNDS)
         self._baseline_stale = costs is None or not fresh
         self._checks: list[float] = []
         # Durations in plain rounds by proposer and depth; and by proposer relative to its table,
@@ -124,11 +126,6 @@ class RoundTimes:
         self._outliers: dict[str, list[float]] = {name: [] for name in proposers}
         self._idle: dict[str | None, int] = dict.fromkeys([None, *proposers], 0)
         self._batched_rows: deque[float] = deque(maxlen=WINDOW_ROUNDS)
-
-    @property
-    def baseline_seconds(self) -> float:
-        """Current duration of a plain round; 0 before any was timed."""
-        return self._baseline
 
     def of(self, name: str) -> list[float]:
         """Durations of rounds with 0, 1, 2, ... drafts by `name`, in plain rounds."""
@@ -150,7 +147,7 @@ class RoundTimes:
         if not self._baseline_stale:
             close_call = rate < CLOSE_CALL_SPEEDUP
             interval = CLOSE_CALL_INTERVAL_ROUNDS if close_call else BASELINE_INTERVAL_ROUNDS
-            drifted = _differ(self._baseline, self._checked_baseline)
+            drifted = _differ(self.baseline_seconds, self._checked_baseline)
             self._baseline_stale = drifted or self._idle[None] >= interval
         return self._baseline_stale
 
@@ -161,7 +158,7 @@ class RoundTimes:
             self._update_baseline(seconds)
             return
         self._checks.append(seconds)
-        if len(self._checks) >= BASELINE_ROUNDS or not self._baseline:
+        if len(self._checks) >= BASELINE_ROUNDS or not self.baseline_seconds:
             # Disturbances only ever add time.
             least = min(self._checks)
             self._set_baseline(fmean(time for time in self._checks if not _differ(time, least)))
@@ -171,11 +168,11 @@ class RoundTimes:
 
         Before the draft it fed a backlog of so many tokens.
         """
-        if not self._baseline:
+        if not self.baseline_seconds:
             return
         if self._count(name) >= STALE_AFTER_ROUNDS:
             self._invalidate(name)
-        ratio = seconds / self._baseline
+        ratio = seconds / self.baseline_seconds
         if backlog:
             # The cost of a batched row relative to a step is taken to be the same for all models.
             if backlog >= MIN_BATCH_ROWS and self._steps[name]:
@@ -185,7 +182,7 @@ class RoundTimes:
         ratios = self._ratios[name].setdefault(depth, deque(maxlen=WINDOW_ROUNDS))
         if len(ratios) >= MIN_ROUNDS:
             change = ratio / self._times[name][depth]
-            self._update_baseline(self._baseline * change)
+            self._update_baseline(self.baseline_seconds * change)
             if self._is_outlier(name, change):
                 return
         ratios.append(ratio)
@@ -203,16 +200,16 @@ class RoundTimes:
     def _update_baseline(self, seconds: float) -> None:
         """Follow gradual changes of the baseline."""
         self._baselines.append(seconds)
-        self._baseline = sorted(self._baselines)[WINDOW_ROUNDS // 2]
+        self.baseline_seconds = sorted(self._baselines)[WINDOW_ROUNDS // 2]
 
     def _set_baseline(self, seconds: float) -> None:
         """Replace the baseline by a measured one."""
-        if self._baseline and not _differ(seconds, self._baseline):
+        if self.baseline_seconds and not _differ(seconds, self.baseline_seconds):
             # The whole machine changed, so the outliers were not the proposers' own.
             for name, outliers in self._outliers.items():
                 outliers.clear()
                 self._ratios[name].clear()
-        self._baseline = self._checked_baseline = seconds
+        self.baseline_seconds = self._checked_baseline = seconds
         self._baselines.extend([seconds] * WINDOW_ROUNDS)
         self._checks.clear()
         self._baseline_stale = False

@@ -341,7 +341,8 @@ class Adaptive:
                 best = max(best, found.with_catch_up(catch_up, horizon), key=_rate)
             if affordable:
                 optimistic = self._best(estimate, forecast, OPTIMISM_SIGMAS)
-                hope = max(hope, optimistic.with_catch_up(catch_up, horizon), key=_rate)
+                if optimistic.rate > hope.rate:
+                    hope = max(hope, optimistic.with_catch_up(catch_up, horizon), key=_rate)
         exploration = self._explore(available, best, hope) if affordable else None
         if exploration is None and best.estimate is None:
             blind = [self._blind_candidate(one, max_depth) for one in self._estimates]

@@ -309,15 +309,18 @@ class ProposerEstimate:
         return not self.free and self._drafts < MIN_DRAFTS_SEEN
 
     @property
+    def has_no_evidence(self) -> bool:
+        """Whether it cannot forecast, and none of its drafts was compared yet."""
+        return not self.free and not self._curve(0).evidence
+
+    @property
     def first_draft_rate(self) -> float | None:
         """Acceptance rate of its first draft; `None` if it forecasts or has no evidence."""
-        if self.free or not self._curve(0).evidence:
-            return None
-        return self._curve(0).survival(1)[0]
+        return None if self.free or self.has_no_evidence else self._curve(0).survival(1)[0]
 
     def set_prior(self, rate: float) -> None:
         """Derive its prior from the acceptance rate of other proposers, if it has no evidence."""
-        if not self.free and not self._curve(0).evidence:
+        if self.has_no_evidence:
             # Within a sequence the prior only falls: the evidence of the others decays.
             prior = PRIOR_ACCEPTANCE + PRIOR_CORRELATION * (rate - PRIOR_ACCEPTANCE)
             self._curve(0).prior = min(prior, self._curve(0).prior)
@@ -357,6 +360,8 @@ class ProposerEstimate:
 
 def share_priors(estimates: Sequence[ProposerEstimate]) -> None:
     """Derive the priors of proposers without evidence from the rates of the others."""
-    rates = [rate for one in estimates if (rate := one.first_draft_rate) is not None]
-    for estimate in estimates if rates else ():
-        estimate.set_prior(sum(rates) / len(rates))
+    unknown = [one for one in estimates if one.has_no_evidence]
+    rates = [one.first_draft_rate for one in estimates] if unknown else []
+    known = [rate for rate in rates if rate is not None]
+    for estimate in unknown if known else ():
+        estimate.set_prior(sum(known) / len(known))

@@ -97,11 +97,10 @@ def fastest(
 
     `tokens` and `times` are expected of rounds with 0, 1, 2, ... drafts, in plain rounds.
     """
-    rates = list(map(truediv, tokens, times))[1:]
-    if not rates:
-        return PLAIN_ROUND
-    depth = 1 + rates.index(max(rates))
-    return Candidate(estimate, depth, tokens[depth], times[depth])
+    rates = list(map(truediv, tokens, times))
+    rates[0] = 0.0
+    depth = rates.index(max(rates))
+    return Candidate(estimate, depth, tokens[depth], times[depth]) if depth else PLAIN_ROUND
 
 
 @final
@@ -247,10 +246,10 @@ class Adaptive:
 
     def plan(self, remaining: int | None, /) -> Plan:
         self._plans += 1
-        plain = Plan(predicted=1.0, plain_seconds=self.plain_seconds or None)
+        plain = self.plain_seconds or None
         if self._first:
             self._first = False
-            return plain
+            return Plan(predicted=1.0, plain_seconds=plain)
         if not self._fixed and self._times.needs_baseline(self._rate):
             return Plan()
         # Plain rounds teach little, so that the decision need not be made again for each.
@@ -262,11 +261,11 @@ class Adaptive:
         self._rate = best.rate
         self._budget.accrue(best.time)
         if best.estimate is not None:
-            proposer, seconds = best.estimate.proposer, plain.plain_seconds
-            return Plan(proposer, best.depth, predicted=best.rate, plain_seconds=seconds)
+            proposer = best.estimate.proposer
+            return Plan(proposer, best.depth, predicted=best.rate, plain_seconds=plain)
         if not rests and horizon > DECAY_INTERVAL_TOKENS:
             self._plain_until = self._plans + DECAY_INTERVAL_TOKENS
-        return plain
+        return Plan(predicted=1.0, plain_seconds=plain)
 
     def observe(self, round: Round, /) -> None:
         for estimate in self._estimates:

@@ -6,6 +6,7 @@ Functions import `mlx_lm` when called, which keeps `import speculate` fast.
 from __future__ import annotations
 
 import atexit
+import logging
 import shutil
 import tempfile
 import warnings
@@ -43,15 +44,13 @@ if TYPE_CHECKING:
     from speculate.checkpoints.norms import Convention
     from speculate.models.mtp import Feed
 
+_logger = logging.getLogger(__name__)
 
 DEMO_MODELS: Final = ("hybrid", "draft", "windowed")
 """A Qwen3.5 with a head, a smaller dense model for it, and a gpt-oss with a short window."""
 
 DATA: Final = "data"
-"""Folder of the package that holds the bundled models."""
-
-PROMPTS: Final = "prompts"
-"""Folder of the bundled prompts, inside `DATA`."""
+"""Folder of the package that holds the bundled models, and prompts in `prompts`."""
 
 
 def demo_folder(name: str) -> Path:
@@ -62,7 +61,8 @@ def demo_folder(name: str) -> Path:
         CheckpointError: This installation lacks it.
     """
     if name not in DEMO_MODELS:
-        raise OptionError(f"no bundled model is called {name!r}; available: {_listed()}")
+        available = ", ".join(DEMO_MODELS)
+        raise OptionError(f"no bundled model is called {name!r}; available: {available}")
     folder = _data() / name
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: the bundled model is missing; reinstall mlx-speculate")
@@ -75,7 +75,7 @@ def demo_prompt() -> str:
     Raises:
         CheckpointError: This installation lacks it.
     """
-    folder = _data() / PROMPTS
+    folder = _data() / "prompts"
     found = sorted(folder.glob("code_*.txt"))
     if not found:
         raise CheckpointError(f"{folder}: the bundled prompts are missing; reinstall mlx-speculate")
@@ -105,10 +105,6 @@ def _copy(source: Traversable, target: Path) -> None:
         target.write_bytes(source.read_bytes())
 
 
-def _listed() -> str:
-    return ", ".join(DEMO_MODELS)
-
-
 def load_mtp_head(
     path_or_repo: str | Path,
     model: SpeculativeModel | StockModel,
@@ -121,16 +117,12 @@ def load_mtp_head(
     """Load a multi-token-prediction head; attach it with `adapt(..., head=head)`.
 
     Args:
-        path_or_repo: A checkpoint that kept its head, a safetensors file that holds one, or
-            a head checkpoint published on its own.
+        path_or_repo: A checkpoint that kept its head, a safetensors file with one, or a head alone.
         model: The trunk.
         norms: How the head's norms are stored; overrides detection from the files.
         feed: Which hidden states a chain feeds back. Published heads are trained on the default.
         dequantize: Convert quantised weights to float32.
         revision: A branch, tag or commit of the repository.
-
-    Returns:
-        The head, built for the model.
 
     Raises:
         OptionError: An option cannot be used.
@@ -140,6 +132,8 @@ def load_mtp_head(
         UnsupportedModelError: No head is known for the model's family.
     """
     from speculate.checkpoints import find_head, read_head
+    from speculate.checkpoints.folder import wrap_errors
+    from speculate.checkpoints.hub import resolve_checkpoint
     from speculate.checkpoints.norms import CONVENTIONS
     from speculate.models.mtp import FEEDS, build_head
 
@@ -149,40 +143,10 @@ def load_mtp_head(
     if revision is not None:
         validated_text("revision", revision)
     stock = stock_of(model)
-    from speculate.checkpoints.folder import resolve_checkpoint, wrap_errors
-
     path = resolve_checkpoint(path_or_repo, revision, head_only=True)
     with wrap_errors(path, "the head cannot be read"):
         tensors = read_head(find_head(path), norms=norms)
         return build_head(stock, tensors.dequantized() if dequantize else tensors, feed=feed)
-
-
-def head_for(
-    stock: StockModel,
-    folder: Path,
-    head: str | Path | Literal[False] | None,
-    *,
-    dequantize: bool,
-) -> MTPHead | None:
-    """Load the head that `load` attaches, or return `None`. Arguments are those of `load`."""
-    import logging
-
-    logger = logging.getLogger(__name__)
-    if head is False:
-        return None
-    if head is not None:
-        return load_mtp_head(head, stock, dequantize=dequantize)
-    try:
-        return load_mtp_head(folder, stock, dequantize=dequantize)
-    except StaleIndexError as error:
-        # `stacklevel` attributes the warning to the caller of `load`.
-        text = f"{folder}: loaded without its multi-token-prediction head: {error}"
-        warnings.warn(text, SpeculateWarning, stacklevel=3)
-    except HeadNotFoundError as error:
-        logger.info("%s", error)
-    except UnsupportedModelError as error:
-        logger.warning("%s: loaded without its head: %s", folder, error)
-    return None
 
 
 def adapt(
@@ -205,9 +169,6 @@ def adapt(
         recurrence: How Gated DeltaNet layers run and roll back a block, `"ops"` or `"kernel"`;
             `None` selects the cheaper one for the default device.
 
-    Returns:
-        The adapted model.
-
     Raises:
         UnsupportedModelError: No adapter is registered for this architecture, or one from
             another package computes different logits. Checking such an adapter runs a few
@@ -228,13 +189,9 @@ def adapt(
         recurrence = known.recurrence if recurrence is None else recurrence
     stock = stock_of(stock_model)
     factory = adapter_for(stock)
-    if recurrence is None:
-        # Factories of other packages need not know the keyword.
-        adapter = factory(stock, head=head, eos_token_ids=stop, vocabulary=vocabulary)
-    else:
-        adapter = factory(
-            stock, head=head, eos_token_ids=stop, vocabulary=vocabulary, recurrence=recurrence
-        )
+    # Factories of other packages need not know the keyword.
+    chosen = {} if recurrence is None else {"recurrence": recurrence}
+    adapter = factory(stock, head=head, eos_token_ids=stop, vocabulary=vocabulary, **chosen)
     if not is_built_in(factory, type(stock)):
         check_against_stock(adapter, stock)
     return adapter
@@ -254,10 +211,8 @@ def stock_of(model: SpeculativeModel | StockModel) -> StockModel:
         return model.stock
     if isinstance(model, Module):
         return cast(StockModel, model)
-    raise UnsupportedModelError(
-        f"{type(model).__qualname__} is neither an mlx-lm model nor an adapter with a known "
-        "mlx-lm model"
-    )
+    problem = "is neither an mlx-lm model nor an adapter with a known mlx-lm model"
+    raise UnsupportedModelError(f"{type(model).__qualname__} {problem}")
 
 
 def load(
@@ -273,6 +228,8 @@ def load(
 ) -> tuple[SpeculativeModel, TokenizerWrapper]:
     """Load a model and its tokenizer, and attach its multi-token-prediction head.
 
+    The model gets the tokenizer's end-of-text ids and vocabulary.
+
     Args:
         path_or_repo: A folder or hub repository; `None` is the bundled demo model.
         head: A path or repository of the head. By default the folder's own head, if
@@ -283,9 +240,6 @@ def load(
         model_config: Entries that override those of `config.json`.
         revision: A branch, tag or commit of the repository.
         trust_remote_code: Allow the checkpoint to run its own Python code.
-
-    Returns:
-        The model, with the tokenizer's end-of-text ids and vocabulary, and the tokenizer.
 
     Raises:
         OptionError: An option cannot be used.
@@ -299,8 +253,14 @@ def load(
     validated_flag("trust_remote_code", trust_remote_code)
     validated_mapping("tokenizer_config", tokenizer_config)
     validated_mapping("model_config", model_config)
-    _check_sources(revision, head)
-    from speculate.checkpoints.folder import resolve_checkpoint
+    if revision is not None:
+        validated_text("revision", revision)
+    if head is not False and not isinstance(head, str | Path | None):
+        refuse("head", "a path, a hub repository, None or False", head)
+    from mlx_lm.utils import load_tokenizer
+
+    from speculate.checkpoints.folder import wrap_errors
+    from speculate.checkpoints.hub import resolve_checkpoint
 
     source = demo_folder("hybrid") if path_or_repo is None else path_or_repo
     folder = resolve_checkpoint(source, revision)
@@ -309,38 +269,26 @@ def load(
         head = resolve_checkpoint(head, head_only=True)  # Fails before anything is read.
     unpacked = dequantize or path_or_repo is None
     stock, config = _load_stock(folder, unpacked, lazy, model_config, trust_remote_code)
-    tokenizer = _load_tokenizer(folder, tokenizer_config, config)
-    model = adapt(
-        stock,
-        head=head_for(stock, folder, head, dequantize=unpacked),
-        eos_token_ids=tokenizer.eos_token_ids,
-        vocabulary=cast("dict[str, int]", tokenizer.get_vocab()),
-    )
-    return model, tokenizer
+    options = None if tokenizer_config is None else dict(tokenizer_config)
+    with wrap_errors(folder, "its tokenizer cannot be loaded"):
+        tokenizer: TokenizerWrapper = load_tokenizer(folder, options, config.get("eos_token_id"))
+    found = _head_for(stock, folder, head, unpacked)
+    ids, vocabulary = tokenizer.eos_token_ids, cast("dict[str, int]", tokenizer.get_vocab())
+    return adapt(stock, head=found, eos_token_ids=ids, vocabulary=vocabulary), tokenizer
 
 
 def load_demo(name: str = "hybrid") -> tuple[SpeculativeModel, TokenizerWrapper]:
-    """Load one of the bundled models.
+    """Load one of the bundled models and its tokenizer.
 
     Args:
         name: "hybrid": a Qwen3.5 with a head. "draft": a smaller dense model that can draft
             for it. "windowed": a gpt-oss whose sliding window a short prompt fills.
-
-    Returns:
-        The model and its tokenizer.
 
     Raises:
         OptionError: No bundled model has that name.
         CheckpointError: This installation lacks it.
     """
     return load(demo_folder(name), dequantize=True)
-
-
-def _check_sources(revision: object, head: object) -> None:
-    if revision is not None:
-        validated_text("revision", revision)
-    if head is not False and not isinstance(head, str | Path | None):
-        refuse("head", "a path, a hub repository, None or False", head)
 
 
 def _load_stock(
@@ -350,17 +298,13 @@ def _load_stock(
     overrides: Mapping[str, object] | None,
     trust_remote_code: bool,
 ) -> tuple[StockModel, dict[str, object]]:
-    from speculate.checkpoints import load_trunk
     from speculate.checkpoints.folder import wrap_errors
-    from speculate.checkpoints.trunk import dequantize_model
+    from speculate.checkpoints.trunk import dequantize_model, load_trunk
     from speculate.models.registry import adapter_for
 
     with wrap_errors(folder, "mlx-lm cannot load the model"):
         stock, config = load_trunk(
-            folder,
-            lazy=True,
-            model_config=None if overrides is None else dict(overrides),
-            trust_remote_code=trust_remote_code,
+            folder, lazy=True, model_config=overrides, trust_remote_code=trust_remote_code
         )
         adapter_for(stock)  # Refuses an unsupported model before its weights are read.
         if dequantize:
@@ -370,28 +314,27 @@ def _load_stock(
     return stock, config
 
 
-def _load_tokenizer(
-    folder: Path, options: Mapping[str, object] | None, config: Mapping[str, object]
-) -> TokenizerWrapper:
-    from mlx_lm.utils import load_tokenizer
-
-    from speculate.checkpoints.folder import wrap_errors
-
-    with wrap_errors(folder, "its tokenizer cannot be loaded"):
-        tokenizer: TokenizerWrapper = load_tokenizer(
-            folder, None if options is None else dict(options), config.get("eos_token_id")
-        )
-    return tokenizer
+def _head_for(
+    stock: StockModel, folder: Path, head: Path | Literal[False] | None, dequantize: bool
+) -> MTPHead | None:
+    """Load the head that `load` attaches: by default the folder's own, if it can be used."""
+    if head is not None:
+        return load_mtp_head(head, stock, dequantize=dequantize) if head else None
+    try:
+        return load_mtp_head(folder, stock, dequantize=dequantize)
+    except StaleIndexError as error:
+        # `stacklevel` attributes the warning to the caller of `load`.
+        text = f"{folder}: loaded without its multi-token-prediction head: {error}"
+        warnings.warn(text, SpeculateWarning, stacklevel=3)
+    except HeadNotFoundError as error:
+        _logger.info("%s", error)
+    except UnsupportedModelError as error:
+        _logger.warning("%s: loaded without its head: %s", folder, error)
+    return None
 
 
 def check_folder(folder: Path, overrides: Mapping[str, object] | None) -> None:
-    """Refuse a folder that mlx-lm could not load, with the reason.
-
-    Reads only `config.json` and the headers of the weight files.
-
-    Args:
-        folder: The model's folder.
-        overrides: Entries that override those of `config.json`.
+    """Refuse a model's folder that mlx-lm could not load, reading configs and headers only.
 
     Raises:
         CheckpointError: It is not a folder, or part of it is missing or damaged.
@@ -430,11 +373,9 @@ def _check_type(folder: Path, config: Mapping[str, object]) -> None:
     try:
         model_class, _ = _get_classes(dict(config))
     except (ValueError, AttributeError) as error:
+        remedy = f"Supported: {', '.join(supported())}"
         if name.endswith("_mtp"):
             remedy = "It is only a head: load its trunk, and pass this folder as head="
-        else:
-            remedy = f"Supported: {', '.join(supported())}"
-        raise UnsupportedModelError(
-            f"{folder}: mlx-lm has no model type {name!r}. {remedy}"
-        ) from error
+        text = f"{folder}: mlx-lm has no model type {name!r}. {remedy}"
+        raise UnsupportedModelError(text) from error
     factory_for(model_class)  # Refuses an unsupported model before it is built.

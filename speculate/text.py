@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypedDict, cast, final
 
 import attrs
 import mlx.core as mx
-from typing_extensions import Protocol, Unpack
+from typing_extensions import Unpack
 
 from speculate.decoding.block import Token
 from speculate.decoding.config import check_model, validated_count
@@ -31,7 +31,7 @@ from speculate.validation import (
 if TYPE_CHECKING:
     from mlx.nn.layers.base import Module
     from mlx_lm.generate import GenerationResponse
-    from mlx_lm.tokenizer_utils import TokenizerWrapper
+    from mlx_lm.tokenizer_utils import StreamingDetokenizer, TokenizerWrapper
     from transformers import PreTrainedTokenizerBase
 
 
@@ -71,7 +71,15 @@ def encode(
     """
     validated_flag("chat_template", chat_template)
     if isinstance(prompt, str):
-        return _encode_chat(tokenizer, prompt) if chat_template else _encode_text(tokenizer, prompt)
+        if not chat_template:
+            bos = cast("str | None", tokenizer.bos_token)
+            special = bos is None or not prompt.startswith(bos)
+            return cast("list[int]", tokenizer.encode(prompt, add_special_tokens=special))
+        if not tokenizer.has_chat_template:
+            raise OptionError("the tokenizer has no chat template: omit chat_template")
+        message = {"role": "user", "content": prompt}
+        ids = tokenizer.apply_chat_template([message], add_generation_prompt=True)
+        return cast("list[int]", ids)
     if chat_template:
         raise OptionError("chat_template needs a text prompt, not token ids")
     if not isinstance(prompt, mx.array):
@@ -84,20 +92,6 @@ def encode(
     return cast("list[int]", prompt.tolist())
 
 
-def _encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
-    first = cast("str | None", tokenizer.bos_token)
-    special = first is None or not text.startswith(first)
-    return cast("list[int]", tokenizer.encode(text, add_special_tokens=special))
-
-
-def _encode_chat(tokenizer: TokenizerWrapper, text: str) -> list[int]:
-    if not tokenizer.has_chat_template:
-        raise OptionError("the tokenizer has no chat template: omit chat_template")
-    message = {"role": "user", "content": text}
-    ids = tokenizer.apply_chat_template([message], add_generation_prompt=True)
-    return cast("list[int]", ids)
-
-
 @final
 class StopStrings:
     """Passes text through up to the first stop string.
@@ -107,6 +101,9 @@ class StopStrings:
 
     Args:
         strings: One stop string, or several.
+
+    Attributes:
+        found: Whether the text has reached a stop string.
 
     Raises:
         OptionError: A stop string is empty or not a string.
@@ -118,21 +115,16 @@ class StopStrings:
             refuse("stop", "a stop string or a sequence of them", strings)
         self._strings = [validated_text("a stop string", text) for text in several]
         self._held = ""
-        self._found = False
-
-    @property
-    def found(self) -> bool:
-        """Whether the text has reached a stop string."""
-        return self._found
+        self.found: bool = False
 
     def feed(self, text: str) -> str:
         """Add a piece of text, and return what certainly precedes any stop string."""
-        if self._found:
+        if self.found:
             return ""
         text = self._held + text
         ends = [(at + len(s), at) for s in self._strings if (at := text.find(s)) >= 0]
         if ends:
-            self._found, self._held = True, ""
+            self.found, self._held = True, ""
             return text[: min(ends)[1]]
         sure = len(text) - max((_overlap(text, s) for s in self._strings), default=0)
         self._held = text[sure:]
@@ -148,86 +140,6 @@ def _overlap(text: str, stop: str) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
-
-
-class Detokenizer(Protocol):
-    """mlx-lm's streaming detokenizer."""
-
-    @property
-    def last_segment(self) -> str:
-        """Text completed since the last read."""
-
-    def add_token(self, token: int, /) -> None:
-        """Add a token."""
-
-    def finalize(self) -> None:
-        """Flush bytes that were waiting for more tokens."""
-
-
-@final
-class Writer:
-    """Turns tokens into text, up to a stop string.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        stops: The stop strings.
-    """
-
-    def __init__(self, tokenizer: TokenizerWrapper, stops: StopStrings) -> None:
-        self._detokenizer = cast(Detokenizer, tokenizer.detokenizer)
-        self._stops = stops
-
-    def write(self, token: Token) -> tuple[str, str | None]:
-        """Return the text that `token` completes, and the finish reason or `None`."""
-        reason = token.finish_reason
-        if reason != "stop":
-            self._detokenizer.add_token(token.id)
-        if reason is not None:
-            self._detokenizer.finalize()
-        text = self._stops.feed(self._detokenizer.last_segment)
-        if self._stops.found:
-            return text, "stop"
-        return (text if reason is None else text + self._stops.flush()), reason
-
-
-@final
-class Meter:
-    """Counts and times tokens as mlx-lm does. Create it just before the first token.
-
-    Args:
-        prompt_tokens: Length of the prompt, in tokens.
-    """
-
-    def __init__(self, prompt_tokens: int) -> None:
-        self._prompt_tokens = prompt_tokens
-        self._prompt_tps = 0.0
-        self._since = time.perf_counter()
-        self._count = 0
-
-    def response(
-        self, token: Token, logprobs: mx.array, text: str, reason: str | None
-    ) -> GenerationResponse:
-        """Build mlx-lm's response for the next token."""
-        from mlx_lm.generate import GenerationResponse
-
-        now = time.perf_counter()
-        if self._count == 0:
-            self._prompt_tps = self._prompt_tokens / (now - self._since)
-            self._since = now
-            now = time.perf_counter()
-        self._count += 1
-        return GenerationResponse(
-            text=text,
-            token=token.id,
-            logprobs=logprobs,
-            from_draft=token.from_draft,
-            prompt_tokens=self._prompt_tokens,
-            prompt_tps=self._prompt_tps,
-            generation_tokens=self._count,
-            generation_tps=self._count / max(now - self._since, 1e-9),
-            peak_memory=mx.get_peak_memory() / 1e9,
-            finish_reason=reason,
-        )
 
 
 class DecoderOptions(TypedDict, total=False):
@@ -302,7 +214,7 @@ def stream_generate(
     # A tokenizer may have ids beyond the model's vocabulary; they are never emitted.
     ends = {id_ for id_ in tokenizer.eos_token_ids if id_ in range(model.vocab_size)}
     tokens = decoder.generate(ids, max_tokens, prompt_cache, ends)
-    return _responses(model, tokens, Writer(tokenizer, stops), len(ids), stream)
+    return _responses(model, tokens, tokenizer.detokenizer, stops, len(ids), stream)
 
 
 def generate(
@@ -323,27 +235,11 @@ def generate(
 ) -> str:
     """Generate text, like mlx-lm's function of the same name.
 
-    Args:
-        model: The target. `stream_generate` documents the options in full.
-        tokenizer: The target's tokenizer.
-        prompt: A string or token ids.
-        strategy: Which proposer drafts and how many tokens.
-        sampling: Sampling options, or an mlx-lm sampler.
-        max_tokens: Most tokens to generate; -1 for no limit.
-        stop: Stop strings.
-        chat_template: Apply the tokenizer's chat template to a text prompt.
-        prompt_cache: The target's list of caches.
-        draft_model: A smaller model, in place of a strategy.
-        num_draft_tokens: Tokens that the draft model drafts each round.
-        verbose: Print the text as it is generated, then mlx-lm's three lines of figures.
-        **options: See `Decoder`.
+    Arguments and errors are those of `stream_generate`, which documents them. With `verbose`, the
+    text is also printed as it is generated, and then mlx-lm's three lines of figures.
 
     Returns:
         The generated text.
-
-    Raises:
-        OptionError: An option cannot be used.
-        PromptError: The prompt is empty or has ids outside the model's vocabulary.
     """
     validated_flag("verbose", verbose)
     responses = stream_generate(
@@ -364,17 +260,12 @@ def generate(
 
 
 def _check_names(options: Mapping[str, object]) -> None:
-    """Refuse unknown options, and name the equivalents of mlx-lm's.
-
-    Raises:
-        OptionError: An option is unknown.
-    """
+    """Refuse unknown options, and name the equivalents of mlx-lm's."""
     unknown = sorted(options.keys() - DecoderOptions.__annotations__.keys())
     if not unknown:
         return
-    fields = {field.name for field in attrs.fields(Sampling)}
-    sampled = {name: f"sampling=Sampling({name}=...)" for name in fields}
-    known = {**sampled, **EQUIVALENTS}
+    fields = attrs.fields_dict(Sampling)
+    known = {name: f"sampling=Sampling({name}=...)" for name in fields} | dict(EQUIVALENTS)
     remedies = [f"in place of {name} give {known[name]}" for name in unknown if name in known]
     others = "strategy= configures drafting, sampling= configures sampling, the rest is Decoder's"
     raise OptionError(f"no option is called {', '.join(unknown)}: {'; '.join([*remedies, others])}")
@@ -386,11 +277,7 @@ def _strategy(
     draft_model: SpeculativeModel | None,
     num_draft_tokens: int | None,
 ) -> Strategy | None:
-    """Turn mlx-lm's `draft_model` and `num_draft_tokens` into a strategy.
-
-    Raises:
-        OptionError: The options conflict, or one cannot be used.
-    """
+    """Turn mlx-lm's `draft_model` and `num_draft_tokens` into a strategy."""
     if draft_model is None:
         if num_draft_tokens is not None:
             raise OptionError(
@@ -413,27 +300,59 @@ def _strategy(
 def _responses(
     model: SpeculativeModel,
     tokens: Generator[Token, None, None],
-    writer: Writer,
+    detokenizer: StreamingDetokenizer,
+    stops: StopStrings,
     prompt_tokens: int,
     stream: mx.Stream | mx.ThreadLocalStream,
 ) -> Generator[GenerationResponse, None, None]:
-    from mlx_lm.generate import wired_limit
+    """Responses up to a stop string, with tokens counted and timed as mlx-lm does."""
+    from mlx_lm.generate import GenerationResponse, wired_limit
 
     from speculate.models.adapter import StockAdapter
 
     module = cast("Module", model.stock if isinstance(model, StockAdapter) else model)
     with wired_limit(module, [cast(mx.Stream, stream)]), closing(tokens):
-        meter = Meter(prompt_tokens)
-        for token in tokens:
+        since, prompt_tps = time.perf_counter(), 0.0
+        for count, token in enumerate(tokens, 1):
             with mx.stream(stream):
                 logprobs = token.logprobs
-            text, reason = writer.write(token)
-            response = meter.response(token, logprobs, text, reason)
+            text, reason = _completed(detokenizer, stops, token)
+            now = time.perf_counter()
+            if count == 1:
+                prompt_tps = prompt_tokens / (now - since)
+                since, now = now, time.perf_counter()
+            response = GenerationResponse(
+                text=text,
+                token=token.id,
+                logprobs=logprobs,
+                from_draft=token.from_draft,
+                prompt_tokens=prompt_tokens,
+                prompt_tps=prompt_tps,
+                generation_tokens=count,
+                generation_tps=count / max(now - since, 1e-9),
+                peak_memory=mx.get_peak_memory() / 1e9,
+                finish_reason=reason,
+            )
             if reason is not None:
                 tokens.close()
             yield response
             if reason is not None:
                 break
+
+
+def _completed(
+    detokenizer: StreamingDetokenizer, stops: StopStrings, token: Token
+) -> tuple[str, str | None]:
+    """The text that `token` completes, and the finish reason or `None`."""
+    reason = token.finish_reason
+    if reason != "stop":
+        detokenizer.add_token(token.id)
+    if reason is not None:
+        detokenizer.finalize()
+    text = stops.feed(detokenizer.last_segment)
+    if stops.found:
+        return text, "stop"
+    return (text if reason is None else text + stops.flush()), reason
 
 
 def _shown(responses: Generator[GenerationResponse, None, None]) -> Generator[str, None, None]:

@@ -1,4 +1,4 @@
-"""Option checks. Each error names the option, the allowed values and the given value.
+"""Option checks: each raises an `OptionError` that names the option and the allowed values.
 
 Checks return plain Python values, so that NumPy integers are not passed on to MLX.
 """
@@ -20,16 +20,7 @@ MAX_SHOWN: Final = 200
 
 
 def refuse(name: str, allowed: str, value: object) -> NoReturn:
-    """Raise an error for an invalid option.
-
-    Args:
-        name: Name of the option.
-        allowed: The allowed values, such as "an integer from 0 to 48".
-        value: The given value.
-
-    Raises:
-        OptionError: Always.
-    """
+    """Raise an `OptionError`: option `name` has a value that is not `allowed`, "an integer" say."""
     given = repr(value)
     if len(given) > MAX_SHOWN:
         given = given[:MAX_SHOWN] + " ..."
@@ -45,35 +36,26 @@ def validated_integer(
     among: Sequence[int] = (),
     note: str = "",
 ) -> int:
-    """Validate an integer; `True` and `False` are refused.
+    """Validate an integer in a range, or one of `among`; `True` and `False` are refused.
 
-    Args:
-        name: Name of the option.
-        value: The given value: an `int` or another library's integer.
-        low: Smallest allowed value, if any.
-        high: Largest allowed value, if any; needs `low`.
-        among: The allowed integers; if empty, the whole range.
-        note: Added to the allowed values in the error, in parentheses.
-
-    Raises:
-        OptionError: The value is not an integer or is out of range.
+    The error adds `note` to the allowed values, in parentheses. `high` needs `low`.
     """
-    found = None if isinstance(value, bool) else _index(value)
+    try:
+        found = None if isinstance(value, bool) else operator.index(cast(int, value))
+    except TypeError:
+        found = None
     if among and found not in among:
         refuse(name, f"one of {', '.join(map(str, among))}", value)
     if found is None or not _within(found, low, high):
-        _refuse_range(name, "an integer", low, high, note, value)
+        allowed = "an integer" + _range(low, high)
+        refuse(name, f"{allowed} ({note})" if note else allowed, value)
     return found
 
 
 def validated_optional_integer(
     name: str, value: object, low: int | None = None, note: str = ""
 ) -> int | None:
-    """Validate an integer of at least `low`, or `None`.
-
-    Raises:
-        OptionError: The value is neither.
-    """
+    """Validate an integer of at least `low`, or `None`."""
     note = f"{note}; or None" if note else "or None"
     return None if value is None else validated_integer(name, value, low, note=note)
 
@@ -81,87 +63,58 @@ def validated_optional_integer(
 def validated_number(
     name: str, value: object, low: float | None = None, high: float | None = None
 ) -> float:
-    """Validate a finite number; `True` and `False` are refused.
-
-    Raises:
-        OptionError: The value is not a number, not finite or out of range.
-    """
-    found = math.nan
-    if not isinstance(value, bool) and isinstance(value, numbers.Real):
-        found = float(value)
+    """Validate a finite number; `True` and `False` are refused."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    found = float(cast(float, value)) if number else math.nan
     if not math.isfinite(found) or not _within(found, low, high):
-        kind = "a finite number" if low is None else "a number"
-        _refuse_range(name, kind, low, high, "", value)
+        refuse(name, "a finite number" if low is None else "a number" + _range(low, high), value)
     return found
 
 
 def validated_choice(name: str, value: object, choices: Sequence[str | None]) -> None:
-    """Validate one of a few words.
-
-    Raises:
-        OptionError: The value is not one of them.
-    """
+    """Validate one of a few words."""
     if not isinstance(value, str | None) or value not in choices:
         *first, last = map(repr, choices)
         refuse(name, f"{', '.join(first)} or {last}", value)
 
 
 def validated_flag(name: str, value: object) -> None:
-    """Validate a bool; other truthy values such as "no" are refused.
-
-    Raises:
-        OptionError: The value is not a bool.
-    """
+    """Validate a bool; other truthy values such as "no" are refused."""
     if not isinstance(value, bool):
         refuse(name, "True or False", value)
 
 
 def validated_text(name: str, value: object) -> str:
-    """Validate a string that is not empty.
-
-    Raises:
-        OptionError: The value is empty or not a string.
-    """
+    """Validate a string that is not empty."""
     if not isinstance(value, str) or not value:
         refuse(name, "text, and not empty", value)
     return value
 
 
 def validated_function(name: str, value: FunctionT) -> FunctionT:
-    """Validate a callable or `None`.
-
-    Raises:
-        OptionError: The value is neither.
-    """
+    """Validate a callable or `None`."""
     if value is not None and not callable(value):
         refuse(name, "a function or None", value)
     return value
 
 
+def validated_mapping(name: str, value: object) -> None:
+    """Validate a mapping or `None`."""
+    if not isinstance(value, Mapping | None):
+        refuse(name, "a mapping or None", value)
+
+
 def validated_ids(name: str, ids: object, vocab_size: int | None = None) -> list[int]:
-    """Validate token ids, because MLX does not check embedding indices.
-
-    Args:
-        name: Name of the option.
-        ids: An iterable of integers; one-dimensional arrays are allowed.
-        vocab_size: Size of the vocabulary, if known.
-
-    Returns:
-        The ids as Python integers.
-
-    Raises:
-        OptionError: An id is not an integer or is out of range.
-    """
-    allowed = "token ids"
-    allowed += " of at least 0" if vocab_size is None else f" from 0 to {vocab_size - 1}"
+    """Validate an iterable of token ids, because MLX does not check embedding indices."""
+    high = None if vocab_size is None else vocab_size - 1
+    allowed = "token ids" + _range(0, high)
     try:
         plain = plain_ids(ids)
     except TypeError:
         refuse(name, allowed, ids)
-    high = None if vocab_size is None else vocab_size - 1
-    wrong = next((id_ for id_ in plain if not _within(id_, 0, high)), None)
-    if wrong is not None:
-        refuse(name, allowed, wrong)
+    for id_ in plain:
+        if not _within(id_, 0, high):
+            refuse(name, allowed, id_)
     return plain
 
 
@@ -176,36 +129,11 @@ def plain_ids(ids: object) -> list[int]:
     return [operator.index(id_) for id_ in cast("Iterable[int]", ids)]
 
 
-def validated_mapping(name: str, value: object) -> None:
-    """Validate a mapping or `None`.
-
-    Raises:
-        OptionError: The value is neither.
-    """
-    if value is not None and not isinstance(value, Mapping):
-        refuse(name, "a mapping or None", value)
-
-
-def _index(value: object) -> int | None:
-    try:
-        return operator.index(cast(int, value))
-    except TypeError:
-        return None
-
-
 def _within(value: float, low: float | None, high: float | None) -> bool:
     return (low is None or value >= low) and (high is None or value <= high)
 
 
-def _refuse_range(
-    name: str,
-    kind: str,
-    low: float | None,
-    high: float | None,
-    note: str,
-    value: object,
-) -> NoReturn:
-    allowed = kind
-    if low is not None:
-        allowed += f" of at least {low}" if high is None else f" from {low} to {high}"
-    refuse(name, f"{allowed} ({note})" if note else allowed, value)
+def _range(low: float | None, high: float | None) -> str:
+    if low is None:
+        return ""
+    return f" of at least {low}" if high is None else f" from {low} to {high}"

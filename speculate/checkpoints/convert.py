@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,9 +21,9 @@ from mlx_lm.utils import (
 )
 
 from speculate.checkpoints.export import packing_entry, save
-from speculate.checkpoints.folder import read_json, section
+from speculate.checkpoints.folder import section
 from speculate.checkpoints.head import HeadTensors
-from speculate.checkpoints.quantization import Quantization
+from speculate.checkpoints.quantization import Quantization, dequantize, plain_matrices
 from speculate.errors import CheckpointError, OptionError
 from speculate.protocols import StockModel
 
@@ -32,19 +31,12 @@ QuantizationChoice = Callable[[str], Quantization | None]
 """Returns how to quantise a module, by its name without prefix; `None` leaves it unquantised."""
 
 ROUTERS: Final = ("mlp.gate", "mlp.shared_expert_gate")
-"""Ends of the names of routers."""
-
 FINE: Final = Quantization(bits=8, group_size=64, mode="affine")
-"""Quantisation of routers by mlx-lm's own predicate, regardless of the other modules'."""
-
-PARTS: Final = ("weight", "scales", "biases", "global_scale")
-"""Tensors of a quantised matrix, in the order of `mx.quantize`."""
+"""Ends of the names of routers, and their quantisation by mlx-lm's own predicate."""
 
 HEAD_FILE: Final = "mtp.safetensors"
-"""mlx-lm loads `model*.safetensors` and ignores this file."""
-
 PREFIX: Final = "mtp."
-"""Prefix of the head's names in that file."""
+"""The head's file, which mlx-lm ignores: it loads `model*.safetensors`; and the names' prefix."""
 
 COPIED: Final = ("*.py", "generation_config.json", "config.*.json")
 """Files copied: those of mlx-lm, and configs that `configuration_files` of `config.json` names."""
@@ -61,11 +53,7 @@ Predicate = Callable[[str, Module], bool | dict[str, object]]
 
 def as_trunks(packing: Quantization) -> QuantizationChoice:
     """Return the choice of these families' trunks: one quantisation, a finer one for routers."""
-
-    def choose(module: str) -> Quantization | None:
-        return FINE if module.endswith(ROUTERS) else packing
-
-    return choose
+    return lambda module: FINE if module.endswith(ROUTERS) else packing
 
 
 def quantize_head(
@@ -73,20 +61,17 @@ def quantize_head(
 ) -> HeadTensors:
     """Quantise every plain matrix whose width is a multiple of the group size. Synchronises.
 
-    Args:
-        head: From `read_head`.
-        choose: How to quantise each module.
-        done: Called with the name of each module after it was processed.
+    `done` is called with the name of each module after it was processed.
     """
     weights, packings = dict(head.weights), dict(head.quantization)
-    for module in plain_matrices(head):
+    for module in plain_matrices(weights, packings):
         packing, matrix = choose(module), weights[f"{module}.weight"]
         if packing is not None and matrix.shape[-1] % packing.group_size == 0:
             packed = mx.quantize(matrix, packing.group_size, packing.bits, mode=packing.mode)
             mx.eval(packed)
             # zip stops early: only affine has biases.
-            parts = zip(PARTS, packed, strict=False)
-            weights.update((f"{module}.{part}", array) for part, array in parts)
+            for part, array in zip(("weight", "scales", "biases"), packed, strict=False):
+                weights[f"{module}.{part}"] = array
             packings[module] = packing
         done(module)
     return attrs.evolve(head, weights=weights, quantization=packings)
@@ -95,58 +80,20 @@ def quantize_head(
 def dequantize_head(
     head: HeadTensors, *, keep: QuantizationChoice = lambda _: None, dtype: mx.Dtype | None = None
 ) -> HeadTensors:
-    """Dequantise matrices.
+    """Dequantise the matrices that do not have the quantisation that they may keep.
 
-    Args:
-        head: From `read_head`.
-        keep: The quantisation that a module may keep.
-        dtype: Dtype of the result; by default that of the head's norms.
-
-    Raises:
-        CheckpointError: Each expert has a scale of its own, which only a GPU dequantises.
+    Their dtype is that of the head's norms by default. Errors are those of `dequantize`.
     """
-    dtype = dtype or head.weights["norm.weight"].dtype
-    weights, packings = dict(head.weights), dict(head.quantization)
-    for module, packing in head.quantization.items():
-        if keep(module) == packing:
-            continue
-        if packing.global_scale:
-            raise CheckpointError(
-                f"{module}: has a scale for each expert, and cannot be dequantised"
-            )
-        parts = [weights.pop(f"{module}.{part}", None) for part in PARTS[:3]]
-        weights[f"{module}.weight"] = _unpack(parts, packing, dtype)
-        del packings[module]
-    return attrs.evolve(head, weights=weights, quantization=packings)
+    kept = {m: packing for m, packing in head.quantization.items() if keep(m) == packing}
+    packings = {m: packing for m, packing in head.quantization.items() if m not in kept}
+    weights = dequantize(head.weights, packings, dtype or head.weights["norm.weight"].dtype)
+    return attrs.evolve(head, weights=weights, quantization=kept)
 
 
 def cast_head(head: HeadTensors, dtype: mx.Dtype) -> HeadTensors:
     """Cast a head's floating-point tensors to another dtype."""
-
-    def cast(name: str, array: mx.array) -> mx.array:
-        keep = name.endswith(".global_scale") or not mx.issubdtype(array.dtype, mx.floating)
-        return array if keep else array.astype(dtype)
-
-    return attrs.evolve(head, weights={n: cast(n, a) for n, a in head.weights.items()})
-
-
-def plain_matrices(head: HeadTensors) -> list[str]:
-    """Return the modules that could be quantised, and are not."""
-    found = [
-        name.removesuffix(".weight")
-        for name, array in head.weights.items()
-        if name.endswith(".weight") and array.ndim > 1
-    ]
-    return [module for module in found if module not in head.quantization]
-
-
-def _unpack(parts: list[mx.array | None], packing: Quantization, dtype: mx.Dtype) -> mx.array:
-    weight, scales, biases = parts
-    if weight is None or scales is None:
-        raise CheckpointError("a quantised matrix has no scales")
-    return mx.dequantize(
-        weight, scales, biases, packing.group_size, packing.bits, packing.mode, dtype=dtype
-    )
+    cast_one = _casting(dtype, lambda name: not name.endswith(".global_scale"))
+    return attrs.evolve(head, weights={n: cast_one(n, a) for n, a in head.weights.items()})
 
 
 @attrs.frozen
@@ -156,7 +103,7 @@ class Conversion:
     Attributes:
         quantize: Quantise unquantised weights.
         bits: Bits a weight, for `quantize`; by default mlx-lm's for the mode.
-        group_size: Weights that share a scale, for `quantize`; by default mlx-lm's for the mode.
+        group_size: Weights that share a scale, likewise.
         mode: `affine`, `mxfp4`, `nvfp4` or `mxfp8`.
         dtype: Dtype of unquantised weights; by default the config's.
         dequantize: Dequantise quantised weights.
@@ -173,11 +120,6 @@ class Conversion:
         if self.quantize and self.dequantize:
             raise OptionError("choose either quantize or dequantize, not both")
 
-    def packing(self) -> Quantization:
-        """Return bits, group size and mode, with defaults filled in."""
-        group, bits = DEFAULTS[self.mode]
-        return Quantization(self.bits or bits, self.group_size or group, self.mode)
-
 
 def convert(
     stock: StockModel,
@@ -190,15 +132,8 @@ def convert(
     """Write a converted model into a folder, with its head in a file of its own.
 
     The other files are those that `mlx_lm.convert` writes, except for `config.json` if the head is
-    quantised differently from the trunk.
-
-    Args:
-        stock: The trunk, from `load_trunk(..., lazy=True)`. It cannot be used afterwards.
-        config: Its config.
-        head: Its head.
-        conversion: The options.
-        source: The folder they were read from.
-        folder: The folder to write to.
+    quantised differently from the trunk. The trunk comes from `load_trunk(source, lazy=True)` with
+    its config, and cannot be used afterwards.
 
     Raises:
         CheckpointError: mlx-lm cannot convert it with these options.
@@ -207,24 +142,25 @@ def convert(
     dtype = _dtype(conversion, config)
     predicate: Predicate | None = getattr(module, "quant_predicate", None)
     if dtype is not None:
-        _cast(module, dtype)
+        may: Callable[[str], bool] = getattr(module, "cast_predicate", lambda _: True)
+        module.update(tree_map_with_path(_casting(dtype, may), module.parameters()))
         head = cast_head(head, dtype)
     try:
         if conversion.quantize:
-            asked = (conversion.group_size, conversion.bits, conversion.mode)
-            module, config = quantize_model(module, config, *asked)
-            head = quantize_head(head, _choice(predicate, conversion.packing()))
+            group, bits = DEFAULTS[conversion.mode]
+            group, bits = conversion.group_size or group, conversion.bits or bits
+            module, config = quantize_model(module, config, group, bits, conversion.mode)
+            packing = Quantization(bits, group, conversion.mode)
+            head = quantize_head(head, _choice(predicate, packing))
         if conversion.dequantize:
             config.pop("quantization", None)
             config.pop("quantization_config", None)
             module, head = dequantize_model(module), dequantize_head(head, dtype=dtype)
     except (ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{source}: mlx-lm cannot convert it with these options: {error}"
-        ) from error
+        text = f"{source}: mlx-lm cannot convert it with these options: {error}"
+        raise CheckpointError(text) from error
     save(folder / HEAD_FILE, {PREFIX + name: a for name, a in head.weights.items()})
-    _save(folder, source, module, config)
-    _add_to_config(folder / "config.json", head.quantization)
+    _save(folder, source, module, _add_head(config, head.quantization))
 
 
 def _save(folder: Path, source: Path, module: Module, config: dict[str, object]) -> None:
@@ -242,26 +178,21 @@ def _save(folder: Path, source: Path, module: Module, config: dict[str, object])
 
 def _dtype(conversion: Conversion, config: Mapping[str, object]) -> mx.Dtype | None:
     """Return the dtype to cast to, as mlx-lm does: the option, or the config's."""
-    inner = section(config, "text_config").get("dtype")
-    names = (conversion.dtype, config.get("torch_dtype"), inner)
-    name = next((name for name in names if name is not None), None)
+    name = conversion.dtype or config.get("torch_dtype")
+    if name is None:
+        name = section(config, "text_config").get("dtype")
     return DTYPES.get(name) if isinstance(name, str) else None
 
 
-def _cast(module: Module, dtype: mx.Dtype) -> None:
-    """Cast weights as mlx-lm does."""
-    may: Callable[[str], bool] = getattr(module, "cast_predicate", lambda _: True)
-
-    def convert_one(name: str, array: mx.array) -> mx.array:
+def _casting(dtype: mx.Dtype, may: Callable[[str], bool]) -> Callable[[str, mx.array], mx.array]:
+    def cast_one(name: str, array: mx.array) -> mx.array:
         floating = mx.issubdtype(array.dtype, mx.floating)
         return array.astype(dtype) if floating and may(name) else array
 
-    module.update(tree_map_with_path(convert_one, module.parameters()))
+    return cast_one
 
 
-def _choice(
-    predicate: Predicate | None, packing: Quantization
-) -> Callable[[str], Quantization | None]:
+def _choice(predicate: Predicate | None, packing: Quantization) -> QuantizationChoice:
     """Return a choice that applies the model's own predicate to its head."""
 
     def choose(name: str) -> Quantization | None:
@@ -274,18 +205,13 @@ def _choice(
     return choose
 
 
-def _add_to_config(path: Path, packings: Mapping[str, Quantization]) -> None:
-    """Add quantisations of the head that differ from the trunk's to the config."""
-    config = read_json(path)
+def _add_head(config: dict[str, object], packings: Mapping[str, Quantization]) -> dict[str, object]:
+    """Return the config with those quantisations of the head that differ from the trunk's."""
     packed = config.get("quantization")
     if not isinstance(packed, dict):
-        return
-    trunks = (packed.get("bits"), packed.get("group_size"), packed.get("mode", "affine"))
-    entries = {
-        PREFIX + module: packing_entry(packing)
-        for module, packing in packings.items()
-        if (packing.bits, packing.group_size, packing.mode) != trunks or packing.global_scale
-    }
-    if entries:
-        config["quantization"] = config["quantization_config"] = {**packed, **entries}
-        path.write_text(json.dumps(dict(sorted(config.items())), indent=4))
+        return config
+    trunk = {key: packed.get(key) for key in ("group_size", "bits")}
+    trunk["mode"] = packed.get("mode", "affine")
+    entries = {PREFIX + module: packing_entry(packing) for module, packing in packings.items()}
+    own = {module: entry for module, entry in entries.items() if entry != trunk}
+    return {**config, "quantization": {**packed, **own}}

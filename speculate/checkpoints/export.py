@@ -24,12 +24,6 @@ from speculate.checkpoints.names import DENSE
 from speculate.checkpoints.quantization import Quantization
 from speculate.errors import CheckpointError
 
-MODEL_TYPE: Final = "qwen3_5_mtp"
-"""`model_type` of a published head checkpoint."""
-
-LAYERS: Final = "mtp_num_hidden_layers"
-"""Key of a text config: layers of the head."""
-
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
 """Files of a tokenizer that are copied with a head."""
 
@@ -44,13 +38,7 @@ Args = qwen3_5.TextModelArgs | qwen3_next.ModelArgs
 
 
 def write_head_checkpoint(folder: Path, head: HeadTensors, config: Mapping[str, object]) -> None:
-    """Write a head's weights and config into a folder, the config last.
-
-    Args:
-        folder: An empty folder.
-        head: From `read_head`.
-        config: From `head_config`.
-    """
+    """Write a head's weights and its `head_config` into an empty folder, the config last."""
     save(folder / "model.safetensors", head.weights)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
@@ -70,19 +58,12 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 def head_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
     """Return the config of a head checkpoint.
 
-    Args:
-        files: The head's files, with the config of its model.
-        head: From `read_head`.
-
     Raises:
-        CheckpointError: That config does not describe a model with such a head.
+        CheckpointError: The config that came with the head describes no model with such a head.
     """
-    try:
-        text = _text_config(files.config, head)
-    except CheckpointError as error:
-        raise CheckpointError(f"{files.folder}: {error}") from error
+    text = _text_config(files, head)
     return {
-        "model_type": MODEL_TYPE,
+        "model_type": "qwen3_5_mtp",
         "block_size": len(head.experts) + 2,
         "tie_word_embeddings": text["tie_word_embeddings"],
         "text_config": text,
@@ -96,15 +77,15 @@ def packing_entry(packing: Quantization) -> dict[str, object]:
     return {**entry, "global_scale": True} if packing.global_scale else entry
 
 
-def _text_config(config: Mapping[str, object], head: HeadTensors) -> dict[str, object]:
-    source = section(config, "text_config") or config
+def _text_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
+    source = section(files.config, "text_config") or files.config
     # What reads a config may also write into it.
     text = deepcopy({key: value for key, value in source.items() if key not in _NOT_TEXT_KEYS})
-    args = _args(deepcopy(text))
+    args = _args(files.folder, deepcopy(text))
     defaults = {key: value for key, value in asdict(args).items() if key != "rope_scaling"}
-    text = {**defaults, **text, "rope_parameters": _rope(args), LAYERS: len(head.experts)}
+    text = {**defaults, **text, "rope_parameters": _rope(args), DEDICATED: False}
+    text["mtp_num_hidden_layers"] = len(head.experts)
     text["tie_word_embeddings"] = args.tie_word_embeddings
-    text[DEDICATED] = False
     if args.num_experts and all(layout == DENSE for layout in head.experts):
         # The trunk has experts, and its head has none.
         rows = head.weights["layers.0.mlp.gate_proj.weight"].shape[0]
@@ -112,18 +93,20 @@ def _text_config(config: Mapping[str, object], head: HeadTensors) -> dict[str, o
     return text
 
 
-def _args(text: dict[str, object]) -> Args:
+def _args(folder: Path, text: dict[str, object]) -> Args:
     """Return a text model's arguments as mlx-lm reads them, with defaults filled in."""
     if "hidden_size" not in text:
         raise CheckpointError(
-            "there is no config.json that describes the head's model. Put its trunk's there"
+            f"{folder}: there is no config.json that describes the head's model. Put its trunk's "
+            "there"
         )
     try:
         if text.get("model_type") == "qwen3_next":
             return cast(Args, qwen3_next.ModelArgs.from_dict(text))
         return cast(Args, qwen3_5.TextModelArgs.from_dict(text))
     except (TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"config.json: describes no model with a head: {error}") from error
+        problem = f"{folder}: config.json: describes no model with a head: {error}"
+        raise CheckpointError(problem) from error
 
 
 def _rope(args: Args) -> dict[str, object]:
@@ -144,9 +127,8 @@ def _quantization(packings: Mapping[str, Quantization]) -> dict[str, object]:
     in_order = [packings[module] for module in sorted(packings)]
     shared = Counter(attrs.evolve(packing, global_scale=False) for packing in in_order)
     common = shared.most_common(1)[0][0]
-    others = {module: packing for module, packing in packings.items() if packing != common}
-    found: dict[str, object] = packing_entry(common)
-    found |= {module: packing_entry(packing) for module, packing in others.items()}
+    found = packing_entry(common)
+    found |= {m: packing_entry(packing) for m, packing in packings.items() if packing != common}
     return {"quantization": found, "quantization_config": found}
 
 
@@ -155,14 +137,8 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a folder to fill, which is renamed to `target` if the body does not raise.
 
     Until then it is in a hidden folder next to `target`, which stays unchanged. A process that is
-    killed leaves that hidden folder, and nothing else.
-
-    Args:
-        target: Its final path.
-        replace: Replace an existing model folder.
-
-    Yields:
-        The path of the folder to fill.
+    killed leaves that hidden folder, and nothing else. With `replace`, an existing model folder
+    gives way.
 
     Raises:
         CheckpointError: `target` exists and may not be replaced, or the folder cannot be made.
@@ -184,18 +160,8 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def check_free(target: Path, *, replace: bool = False) -> None:
-    """Refuse a path that exists.
-
-    Args:
-        target: The path.
-        replace: Whether an existing model folder may be replaced.
-
-    Raises:
-        CheckpointError: `target` exists and may not be replaced.
-    """
-    if not os.path.lexists(target):
-        return
-    if target.is_dir() and not any(target.iterdir()):
+    """Refuse a path that exists, unless it is an empty folder or a model's that gives way."""
+    if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
         return
     if not replace:
         raise CheckpointError(f"{target}: exists. Name another folder, or replace it with --force")
@@ -204,11 +170,7 @@ def check_free(target: Path, *, replace: bool = False) -> None:
 
 
 def check_apart(target: Path, source: Path) -> None:
-    """Refuse to replace the folder that is read.
-
-    Raises:
-        CheckpointError: `target` is `source`, or contains it.
-    """
+    """Refuse a path to write to that is the source, or contains it."""
     # Path.resolve raises on circular links; this does not.
     place = Path(os.path.realpath(source))
     if Path(os.path.realpath(target)) in (place, *place.parents):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Final, cast
@@ -14,40 +13,26 @@ import attrs
 
 from speculate.checkpoints.safetensors import (
     NAME_LIMIT,
-    Pairs,
     TensorEntry,
     file_size,
     parse_json,
     read_header,
-    repeated,
 )
-from speculate.errors import (
-    CheckpointError,
-    SpeculateError,
-    SpeculateWarning,
-)
-from speculate.validation import refuse
+from speculate.errors import CheckpointError, SpeculateError, SpeculateWarning
 
 JSON_LIMIT: Final = 64 * 2**20
 """Longest index or config that is read, in bytes."""
 
 LAYER_LIMIT: Final = 1024
-"""Most layers that a config may have."""
+FILE_LIMIT: Final = 10_000
+"""Most layers of a config, and most files that an index may list."""
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 """End of the name of an index file."""
 
-FILE_LIMIT: Final = 10_000
-"""Most files that an index may list."""
-
 SHOWN: Final = 3
-"""Most repeated keys that are quoted in a warning."""
-
-REPOSITORY: Final = re.compile(r"[\w][\w.-]*/[\w.-]+")
-"""Name of a hub repository."""
-
 REASON_LIMIT: Final = 300
-"""Most characters quoted of another library's error."""
+"""Most repeated keys that a warning quotes, and most characters of another library's error."""
 
 
 @attrs.frozen
@@ -77,12 +62,28 @@ def scan_folder(path: Path) -> FolderScan:
     Raises:
         CheckpointError: A file is damaged, or the index points out of the folder.
     """
-    if not os.path.isdir(path):
-        return _merge(path.parent, [_safetensors_file(path)], {})
-    places = listed(path)
-    present = {file for file in set(places.values()) if exists(file)}
-    present.update(_files(path, ".safetensors"))
-    return _merge(path, sorted(present), places)
+    places: dict[str, Path] = {}
+    if os.path.isdir(path):
+        folder, places = path, listed(path)
+        # Unlike `Path.exists`, `os.path.exists` never raises, however long an untrusted name is.
+        present = {file for file in set(places.values()) if os.path.exists(file)}
+        files = sorted(present.union(visible_files(path, ".safetensors")))
+    elif os.path.exists(path) and path.suffix != ".safetensors":
+        raise CheckpointError(f"{path}: is not a .safetensors file, and no other format is opened")
+    else:
+        folder, files = path.parent, [path]
+    tensors: dict[str, TensorEntry] = {}
+    clashes: dict[str, tuple[Path, Path]] = {}
+    for file in files:
+        for tensor in read_header(file):
+            other, place = tensors.get(tensor.name), places.get(tensor.name)
+            if other is None or place == file:
+                tensors[tensor.name] = tensor
+            if other is not None and place not in (file, other.path):
+                clashes[tensor.name] = (other.path, file)
+    config = folder / "config.json"
+    known = read_json(config) if config.exists() else {}
+    return FolderScan(folder, tensors, tuple(files), places, clashes, known)
 
 
 def listed(folder: Path) -> dict[str, Path]:
@@ -92,7 +93,7 @@ def listed(folder: Path) -> dict[str, Path]:
         CheckpointError: The index is broken, or points out of the folder.
     """
     found: dict[str, Path] = {}
-    for index in indexes(folder):
+    for index in visible_files(folder, INDEX_SUFFIX):
         names = read_json(index).get("weight_map")
         if not isinstance(names, dict):
             raise CheckpointError(f"{index}: has no 'weight_map' of names to files")
@@ -104,13 +105,13 @@ def listed(folder: Path) -> dict[str, Path]:
     return found
 
 
-def indexes(folder: Path) -> list[Path]:
-    """Return the index files of a folder; usually one, or none.
-
-    Raises:
-        CheckpointError: The folder cannot be read.
-    """
-    return _files(folder, INDEX_SUFFIX)
+def visible_files(folder: Path, suffix: str) -> list[Path]:
+    """Return files by suffix, without hidden ones, which a file manager may have made."""
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from error
+    return [p for p in paths if p.name.endswith(suffix) and not p.name.startswith(".")]
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -122,14 +123,7 @@ def read_json(path: Path) -> dict[str, object]:
     if file_size(path) > JSON_LIMIT:
         raise CheckpointError(f"{path}: is longer than {JSON_LIMIT} bytes")
     twice: list[str] = []
-
-    def last(pairs: Pairs) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice.extend(repeated(pairs))
-        return found
-
-    found = parse_json(path, path.read_bytes(), last)
+    found = parse_json(path, path.read_bytes(), twice.extend)
     if twice:
         names = ", ".join(repr(name[:NAME_LIMIT]) for name in twice[:SHOWN])
         more = f" and {len(twice) - SHOWN} more" if twice[SHOWN:] else ""
@@ -137,12 +131,6 @@ def read_json(path: Path) -> dict[str, object]:
         # Attributed to this line, so that a file read from several places is reported once.
         warnings.warn(text, SpeculateWarning, stacklevel=1)
     return found
-
-
-def exists(path: Path) -> bool:
-    """Return whether an untrusted path exists. Never raises, whatever its length."""
-    # Unlike `Path.exists`.
-    return os.path.exists(path)
 
 
 def setting(config: Mapping[str, object], key: str) -> object:
@@ -158,54 +146,11 @@ def section(config: Mapping[str, object], key: str) -> Mapping[str, object]:
 
 
 def check_layers(config: Mapping[str, object], folder: Path) -> None:
-    """Refuse a config with an absurd number of layers, before a model is made from it.
-
-    A model without weights allocates memory for nothing but its list of layers.
-
-    Raises:
-        CheckpointError: It has more than `LAYER_LIMIT`.
-    """
+    """Refuse an absurd number of layers: a model without weights allocates memory for each."""
     for level in (config, section(config, "text_config")):
         for key, value in level.items():
             if "layer" in key and isinstance(value, int) and value > LAYER_LIMIT:
                 raise CheckpointError(f"{folder}/config.json: {key} is {value}, which cannot be")
-
-
-def _merge(folder: Path, files: Iterable[Path], listed: Mapping[str, Path]) -> FolderScan:
-    tensors: dict[str, TensorEntry] = {}
-    clashes: dict[str, tuple[Path, Path]] = {}
-    read = tuple(files)
-    for file in read:
-        for tensor in read_header(file).tensors:
-            other = tensors.get(tensor.name)
-            if other is None or listed.get(tensor.name) == file:
-                tensors[tensor.name] = tensor
-            if other is not None and listed.get(tensor.name) not in (file, other.path):
-                clashes[tensor.name] = (other.path, file)
-    config = folder / "config.json"
-    return FolderScan(
-        folder=folder,
-        tensors=tensors,
-        files=read,
-        listed=listed,
-        clashes=clashes,
-        config=read_json(config) if config.exists() else {},
-    )
-
-
-def _safetensors_file(path: Path) -> Path:
-    if exists(path) and path.suffix != ".safetensors":
-        raise CheckpointError(f"{path}: is not a .safetensors file, and no other format is opened")
-    return path
-
-
-def _files(folder: Path, suffix: str) -> list[Path]:
-    """Return files by suffix, without hidden ones, which a file manager may have made."""
-    try:
-        names = [path for path in folder.iterdir() if path.name.endswith(suffix)]
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from error
-    return sorted(path for path in names if not path.name.startswith("."))
 
 
 def _inside(folder: Path, index: Path, name: str) -> Path:
@@ -218,49 +163,9 @@ def _inside(folder: Path, index: Path, name: str) -> Path:
     return folder / name
 
 
-def resolve_checkpoint(
-    path_or_repo: str | Path, revision: str | None = None, *, head_only: bool = False
-) -> Path:
-    """Return a path that exists: the given one, or the folder of a downloaded hub repository.
-
-    Args:
-        path_or_repo: A path, or a repository as `owner/name`.
-        revision: A branch, a tag or a commit of the repository.
-        head_only: Download only the files that hold the head.
-
-    Raises:
-        OptionError: `path_or_repo` is neither a path nor a name.
-        CheckpointError: No such path or repository exists.
-    """
-    if not isinstance(path_or_repo, str | Path):
-        refuse("path_or_repo", "a path or a hub repository", path_or_repo)
-    path = Path(path_or_repo).expanduser()
-    try:
-        if path.exists():
-            return path
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    if isinstance(path_or_repo, Path) or not REPOSITORY.fullmatch(path_or_repo):
-        raise CheckpointError(
-            f"{path}: there is no such folder. Give a model's folder, or a hub repository as "
-            "owner/name"
-        )
-    from speculate.checkpoints.hub import download, download_head
-
-    return (download_head if head_only else download)(path_or_repo, revision)
-
-
 @contextmanager
 def wrap_errors(folder: Path, what: str) -> Iterator[None]:
-    """Turn another library's exception into an error that names the folder.
-
-    Args:
-        folder: The folder that the body reads.
-        what: What failed, for the message.
-
-    Raises:
-        CheckpointError: The body raised an exception that is not a `SpeculateError`.
-    """
+    """Turn another library's error into a `CheckpointError` that names the folder and `what`."""
     try:
         yield
     except SpeculateError:
@@ -278,11 +183,7 @@ def summarize_error(error: BaseException) -> str:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a folder with files that mlx-lm could not open: pipes, and broken weights.
-
-    Raises:
-        CheckpointError: Names the first such file.
-    """
+    """Refuse a folder with files that mlx-lm could not open: pipes, and broken weights."""
     for path in sorted(folder.iterdir()):
         if path.match("model*.safetensors"):
             read_header(path)

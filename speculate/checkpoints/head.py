@@ -3,57 +3,64 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import attrs
 import mlx.core as mx
 
-from speculate.checkpoints.folder import FolderScan, exists, indexes, listed, scan_folder, setting
+from speculate.checkpoints.folder import (
+    INDEX_SUFFIX,
+    FolderScan,
+    scan_folder,
+    setting,
+    visible_files,
+)
 from speculate.checkpoints.names import (
     DENSE,
     PREFIXES,
     are_bare,
     count_layers,
-    is_expert,
     is_known,
     is_single,
     layouts,
     norms,
+    of_head,
     rank,
     required,
     split_fused,
-    stack_experts,
+    stack_singles,
     strip_prefix,
 )
 from speculate.checkpoints.norms import Convention, NormDecision, decide, shift
 from speculate.checkpoints.quantization import (
+    Packings,
     Quantization,
     dequantize,
     matrix_of,
+    plain_matrices,
     quantizations,
     stored_as,
     unpack_scaled,
 )
 from speculate.checkpoints.safetensors import (
     SUPPORTED,
+    Entries,
     TensorEntry,
     check_memory,
+    naming,
     open_tensors,
-    read_tensors,
 )
 from speculate.errors import CheckpointError, HeadNotFoundError, StaleIndexError
 
 _logger = logging.getLogger(__name__)
 
 DEDICATED: Final = "mtp_use_dedicated_embeddings"
-"""Key of a config: whether the head has embeddings of its own."""
-
 EMBEDDINGS: Final = ("embed_tokens.", "lm_head.", "shared_head.")
-"""Starts of the names of such embeddings."""
+"""How a config and the names of tensors say that a head has embeddings of its own."""
 
 
 @attrs.frozen
@@ -85,9 +92,8 @@ def find_head(path: Path) -> HeadFiles:
         path: A folder, or one safetensors file that holds a head.
 
     Raises:
-        HeadNotFoundError: There is none. Names the folder, the tensors that were looked for and
-            the files that were read.
-        StaleIndexError: There is none, although the index lists one. Names the index.
+        HeadNotFoundError: There is none. Names the tensors looked for and the files read.
+        StaleIndexError: There is none, although the index lists one.
         CheckpointError: A file is damaged or missing, or there is more than one head.
     """
     found = scan_folder(path)
@@ -99,15 +105,16 @@ def find_head(path: Path) -> HeadFiles:
         kinds = " and ".join(f"'{prefix}*'" for prefix in sorted(candidates))
         raise CheckpointError(f"{path}: holds more than one head: {kinds}. Name the file of one")
     prefix, tensors = candidates.popitem()
-    _check_clashes(found, prefix)
-    return HeadFiles(
-        folder=found.folder,
-        prefix=prefix,
-        tensors=tensors,
-        files=found.files,
-        trunk_is_raw=_trunk_is_raw(found),
-        config=found.config,
-    )
+    for name, (one, other) in found.clashes.items():
+        if name.startswith(prefix) if prefix else strip_prefix(name) is None:
+            raise CheckpointError(
+                f"{found.folder}: both {one.name} and {other.name} hold {name}, and no index "
+                "says which one counts. Name the file of the head"
+            )
+    # mlx-lm's conversion moves the kernel axis of convolutions to the end, where it is 1.
+    ends = [t.shape[-1] for n, t in found.tensors.items() if "conv1d.weight" in n and t.shape]
+    trunk_is_raw = any(end != 1 for end in ends) if ends else None
+    return HeadFiles(found.folder, prefix, tensors, found.files, trunk_is_raw, found.config)
 
 
 def has_head(path: Path) -> bool:
@@ -121,17 +128,6 @@ def has_head(path: Path) -> bool:
     except HeadNotFoundError:
         return False
     return True
-
-
-def listed_files(folder: Path) -> list[str]:
-    """Return the files that hold a head by a folder's index, whether they exist or not.
-
-    Raises:
-        CheckpointError: The index is broken, or points out of the folder.
-    """
-    places = listed(folder) if folder.is_dir() else {}
-    names = places if are_bare(places) else [name for name in places if strip_prefix(name)]
-    return sorted({places[name].relative_to(folder).as_posix() for name in names})
 
 
 def _candidates(found: FolderScan) -> dict[str, dict[str, TensorEntry]]:
@@ -156,36 +152,21 @@ def _check_listed(found: FolderScan, *, partly_there: bool) -> None:
         if name not in found.tensors:
             absent[file].append(name)
     for file, names in absent.items():
-        head = names if are_bare(names) else [name for name in names if strip_prefix(name)]
-        if head:
-            state = "does not hold it" if exists(file) else "is missing"
-            index = ", ".join(map(str, indexes(found.folder)))
-            text = f"{index}: lists {head[0]} in {file.name}, which {state}"
-            if partly_there:
-                raise CheckpointError(
-                    f"{text}. Download the whole folder, or load it without its head (head=False, "
-                    "or --no-head)"
-                )
-            raise StaleIndexError(
-                f"{text}, and no file here holds a head. If this is the index of the checkpoint "
-                "that this one was made from, delete it; if not, download the whole folder. "
-                "head=False, or --no-head, loads the model without a head"
-            )
-
-
-def _check_clashes(found: FolderScan, prefix: str) -> None:
-    for name, (one, other) in found.clashes.items():
-        if name.startswith(prefix) if prefix else strip_prefix(name) is None:
+        if not (lost := of_head(names)):
+            continue
+        state = "does not hold it" if os.path.exists(file) else "is missing"
+        index = ", ".join(map(str, visible_files(found.folder, INDEX_SUFFIX)))
+        text = f"{index}: lists {lost[0]} in {file.name}, which {state}"
+        if partly_there:
             raise CheckpointError(
-                f"{found.folder}: both {one.name} and {other.name} hold {name}, and no index "
-                "says which one counts. Name the file of the head"
+                f"{text}. Download the whole folder, or load it without its head (head=False, "
+                "or --no-head)"
             )
-
-
-def _trunk_is_raw(found: FolderScan) -> bool | None:
-    """Return whether a trunk is raw: mlx-lm's conversion moves the kernel axis of convolutions."""
-    ends = [t.shape[-1] for n, t in found.tensors.items() if "conv1d.weight" in n and t.shape]
-    return any(end != 1 for end in ends) if ends else None
+        raise StaleIndexError(
+            f"{text}, and no file here holds a head. If this is the index of the checkpoint "
+            "that this one was made from, delete it; if not, download the whole folder. "
+            "head=False, or --no-head, loads the model without a head"
+        )
 
 
 def _not_found(path: Path, found: FolderScan) -> str:
@@ -225,8 +206,12 @@ class HeadTensors:
     unknown_tensors: tuple[str, ...]
 
     def dequantized(self) -> HeadTensors:
-        """Return the same head, unquantised in float32."""
-        weights = dequantize(self.weights, self.quantization)
+        """Return the same head, unquantised in float32.
+
+        Raises:
+            CheckpointError: Each expert has a scale of its own, which only a GPU dequantises.
+        """
+        weights = dequantize(self.weights, self.quantization, mx.float32)
         return attrs.evolve(self, weights=weights, quantization={})
 
 
@@ -244,65 +229,54 @@ def read_head(
         done: Called after each tensor was read, with its size in bytes.
 
     Raises:
-        CheckpointError: The head is incomplete, or stored in an unsupported way. Names the
-            tensor.
+        CheckpointError: The head is incomplete, or stored in an unsupported way.
     """
     _refuse_embeddings(files)
-    unknown_tensors = [name for name in files.tensors if not is_part(name)]
-    weights = _read(files, unknown_tensors, done)
-    experts = layouts(files.tensors)
-    _check_whole(files, weights, experts, unknown_tensors)
+    wanted = _known(files)
+    weights = _read(files, wanted, done)
+    unknown = [name for name in files.tensors if name not in wanted]
+    _check_whole(files, weights, unknown)
     decisions = decide(weights, files.trunk_is_raw, norms)
     shift(weights, decisions)
-    with naming_files(files):
+    with naming(_place(files)):
         quantization = quantizations(weights)
         _check_plain(files, weights, quantization)
         mx.eval(weights)
-    on_disk = tuple(files.prefix + name for name in unknown_tensors)
+    on_disk = tuple(files.prefix + name for name in unknown)
     if on_disk:
         # Quoted: a name may contain terminal control characters.
         quoted = ", ".join(map(repr, on_disk))
         _logger.warning("%s: no part of a head, left out: %s", files.folder, quoted)
-    return HeadTensors(weights, quantization, decisions, tuple(experts), on_disk)
+    experts = tuple(layouts(files.tensors))
+    return HeadTensors(weights, quantization, decisions, experts, on_disk)
 
 
-@contextmanager
-def naming_files(files: HeadFiles) -> Iterator[None]:
-    """Add the file or folder to an error that names only a tensor.
-
-    Raises:
-        CheckpointError: The body raised one, or could not read a tensor.
-    """
+def _place(files: HeadFiles) -> Path:
+    """Return the file that holds the head, or the folder if there are several."""
     places = {tensor.path for tensor in files.tensors.values()}
-    place = places.pop() if len(places) == 1 else files.folder
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(f"{place}: {error}") from error
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{place}: cannot be read: {error}") from error
+    return places.pop() if len(places) == 1 else files.folder
 
 
-def is_part(name: str) -> bool:
-    """Return whether a name on disk, without prefix, belongs to a head in any layout."""
-    plain = matrix_of(name) or name
-    return is_known(plain) or is_expert(plain)
+def _known(files: HeadFiles) -> dict[str, TensorEntry]:
+    """Return the tensors that belong to a head in any layout; scales belong with their matrix."""
+    return {name: t for name, t in files.tensors.items() if is_known(matrix_of(name) or name)}
 
 
-def _read(
-    files: HeadFiles, unknown_tensors: Collection[str], done: Callable[[int], None]
-) -> dict[str, mx.array]:
-    wanted = {name: t for name, t in files.tensors.items() if name not in unknown_tensors}
+def _read(files: HeadFiles, wanted: Entries, done: Callable[[int], None]) -> dict[str, mx.array]:
     check_memory(wanted)
-    singles = {name: t for name, t in wanted.items() if is_single(matrix_of(name) or name)}
-    weights = read_tensors({n: t for n, t in wanted.items() if n not in singles}, done)
-    # These are read one by one when they are stacked.
-    weights |= open_tensors(singles)
-    with naming_files(files):
+    weights = open_tensors(wanted)
+    for name, tensor in wanted.items():
+        # Single experts are read one by one when they are stacked.
+        if not is_single(matrix_of(name) or name):
+            with naming(tensor.path):
+                mx.eval(weights[name])
+            done(tensor.size)
+    with naming(_place(files)):
         norm = weights.get("pre_fc_norm_hidden.weight")
         dtype = mx.bfloat16 if norm is None else norm.dtype
         unpack_scaled(weights, files.tensors, files.config, dtype)
-        stack_experts(weights, done)
+        split_fused(weights)
+        stack_singles(weights, done)
     return weights
 
 
@@ -318,40 +292,31 @@ def _refuse_embeddings(files: HeadFiles) -> None:
     )
 
 
-def _check_whole(
-    files: HeadFiles,
-    weights: Mapping[str, mx.array],
-    experts: Sequence[str],
-    unknown_tensors: Sequence[str],
-) -> None:
-    with_experts = [index for index, layout in enumerate(experts) if layout != DENSE]
-    needed = required(max(len(experts), 1), with_experts)
+def _check_whole(files: HeadFiles, weights: Mapping[str, mx.array], unknown: Sequence[str]) -> None:
     for name, weight in weights.items():
         if weight.ndim != rank(name):
             text = f"{files.folder}: {files.prefix}{name} has shape {weight.shape}"
             raise CheckpointError(f"{text}, and needs {rank(name)} axes")
-    missing = [files.prefix + name for name in needed if name not in weights]
-    if missing:
-        text = f"{files.folder}: holds only a part of a head: {missing[0]} is missing"
-        text += f", and {len(missing) - 1} more" if missing[1:] else ""
-        if stored := stored_as(files.tensors, missing[0].removeprefix(files.prefix)):
+    needed = required(layouts(files.tensors) or [DENSE])
+    if missing := [name for name in needed if name not in weights]:
+        first, *others = missing
+        text = f"{files.folder}: holds only a part of a head: {files.prefix}{first} is missing"
+        text += f", and {len(others)} more" if others else ""
+        if stored := stored_as(files.tensors, first):
             text += f": {stored}, which is not a supported packing. {SUPPORTED}"
-        text += f". Unknown names: {', '.join(unknown_tensors)}" if unknown_tensors else ""
+        text += f". Unknown names: {', '.join(unknown)}" if unknown else ""
         raise CheckpointError(text)
 
 
-def _check_plain(
-    files: HeadFiles, weights: Mapping[str, mx.array], packed: Collection[str]
-) -> None:
+def _check_plain(files: HeadFiles, weights: Mapping[str, mx.array], packed: Packings) -> None:
     for name, tensor in weights.items():
         module, _, part = name.rpartition(".")
-        plain = part == "weight" and module not in packed
-        if plain and not mx.issubdtype(tensor.dtype, mx.floating):
-            # A stacked expert has another name on disk.
-            stored = stored_as(files.tensors, name) or str(tensor.shape)
-            raise CheckpointError(
-                f"{name}: is {tensor.dtype} in an unsupported packing: {stored}. {SUPPORTED}"
-            )
+        if part != "weight" or module in packed or mx.issubdtype(tensor.dtype, mx.floating):
+            continue
+        # A stacked expert has another name on disk.
+        stored = stored_as(files.tensors, name) or str(tensor.shape)
+        text = f"{name}: is {tensor.dtype} in an unsupported packing: {stored}. {SUPPORTED}"
+        raise CheckpointError(text)
 
 
 @attrs.frozen
@@ -390,51 +355,30 @@ def summarize_head(files: HeadFiles) -> HeadSummary:
     Raises:
         CheckpointError: It has no norms, or a quantisation that mlx does not have.
     """
-    known = {name: t for name, t in files.tensors.items() if is_part(name)}
+    known = _known(files)
     weights = open_tensors({name: t for name, t in known.items() if matrix_of(name) is None})
-    experts = layouts(files.tensors)
-    decisions = decide(_norms(files, weights), files.trunk_is_raw)
-    packings = _packings(files, weights)
+    partial = f"{files.folder}: holds only a part of a head"
+    for name in norms(max(count_layers(weights), 1)):
+        if name not in weights:
+            raise CheckpointError(f"{partial}: {files.prefix}{name} is missing")
+    decisions = decide(weights, files.trunk_is_raw)
+    try:
+        with naming(_place(files)):
+            split_fused(weights)
+            packings = quantizations(weights)
+    except (KeyError, IndexError) as error:
+        raise CheckpointError(f"{partial}: {error}") from error
     blocks = {matrix for name in files.tensors if (matrix := matrix_of(name))}
+    modules = plain_matrices(weights, packings)
+    plain = [weights[f"{m}.weight"].dtype for m in modules if f"{m}.weight" not in blocks]
     return HeadSummary(
         files=tuple(sorted({tensor.path.name for tensor in files.tensors.values()})),
         tensors=len(files.tensors),
-        size_bytes=sum(tensor.end - tensor.begin for tensor in files.tensors.values()),
-        experts=tuple(experts),
+        size_bytes=sum(tensor.size for tensor in files.tensors.values()),
+        experts=tuple(layouts(files.tensors)),
         packings=tuple(Counter(packings.values()).most_common()),
-        plain=_plain(weights, packings, blocks),
+        plain=dict(Counter(str(dtype).rpartition(".")[2] for dtype in plain)),
         blocks=len(blocks),
         norms=decisions,
         unknown_tensors=tuple(files.prefix + n for n in files.tensors if n not in known),
     )
-
-
-def _norms(files: HeadFiles, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    names = norms(max(count_layers(weights), 1))
-    missing = [name for name in names if name not in weights]
-    if missing:
-        raise CheckpointError(
-            f"{files.folder}: holds only a part of a head: {files.prefix}{missing[0]} is missing"
-        )
-    return {name: weights[name] for name in names}
-
-
-def _packings(files: HeadFiles, weights: dict[str, mx.array]) -> dict[str, Quantization]:
-    try:
-        with naming_files(files):
-            split_fused(weights)
-            return quantizations(weights)
-    except (KeyError, IndexError) as error:
-        raise CheckpointError(f"{files.folder}: holds only a part of a head: {error}") from error
-
-
-def _plain(
-    weights: Mapping[str, mx.array], packings: Collection[str], blocks: Collection[str]
-) -> dict[str, int]:
-    matrices = {
-        name: array
-        for name, array in weights.items()
-        if array.ndim > 1 and name.endswith(".weight") and name not in blocks
-    }
-    plain = [a for name, a in matrices.items() if name.removesuffix(".weight") not in packings]
-    return dict(Counter(str(array.dtype).rpartition(".")[2] for array in plain))

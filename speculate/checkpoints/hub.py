@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from huggingface_hub import errors, snapshot_download
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, _download
 
-from speculate.checkpoints.folder import INDEX_SUFFIX, REASON_LIMIT, exists
-from speculate.checkpoints.head import listed_files
+from speculate.checkpoints.folder import INDEX_SUFFIX, REASON_LIMIT, listed
+from speculate.checkpoints.names import of_head
 from speculate.errors import CheckpointError
+from speculate.validation import refuse
 
 _logger = logging.getLogger(__name__)
+
+REPOSITORY: Final = re.compile(r"[\w][\w.-]*/[\w.-]+")
+"""Name of a hub repository: `owner/name`."""
 
 HEAD_PATTERN: Final = "*mtp*.safetensors"
 """Name of a head's own file: `mtp.safetensors`, `model-mtp.safetensors`, ..."""
@@ -34,12 +41,38 @@ _REASONS: Final = (
 )
 
 
-def download(repository: str, revision: str | None = None) -> Path:
-    """Download the files of a model and its head that are not in the local cache.
+def resolve_checkpoint(
+    path_or_repo: str | Path, revision: str | None = None, *, head_only: bool = False
+) -> Path:
+    """Return a path that exists: the given one, or the folder of a downloaded hub repository.
 
     Args:
-        repository: `owner/name`.
-        revision: A branch, a tag or a commit.
+        path_or_repo: A path, or a repository as `owner/name`.
+        revision: A branch, a tag or a commit of the repository.
+        head_only: Download only the files that hold the head.
+
+    Raises:
+        OptionError: `path_or_repo` is neither a path nor a name.
+        CheckpointError: No such path or repository exists.
+    """
+    if not isinstance(path_or_repo, str | Path):
+        refuse("path_or_repo", "a path or a hub repository", path_or_repo)
+    path = Path(path_or_repo).expanduser()
+    try:
+        if path.exists():
+            return path
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if isinstance(path_or_repo, Path) or not REPOSITORY.fullmatch(path_or_repo):
+        raise CheckpointError(
+            f"{path}: there is no such folder. Give a model's folder, or a hub repository as "
+            "owner/name"
+        )
+    return (download_head if head_only else download)(path_or_repo, revision)
+
+
+def download(repository: str, revision: str | None = None) -> Path:
+    """Download the files of a model and its head that are not in the local cache.
 
     Returns:
         The folder. Without a connection it may lack the head's files, if everything that mlx-lm
@@ -51,77 +84,59 @@ def download(repository: str, revision: str | None = None) -> Path:
     patterns = [*DEFAULT_ALLOW_PATTERNS, HEAD_PATTERN]
     try:
         folder = _fetch(repository, revision, patterns)
-    except errors.LocalEntryNotFoundError as error:
-        folder = _without_head(repository, revision, error)
-    else:
-        # An index may keep a head in a file of any name.
-        if absent := [name for name in listed_files(folder) if not exists(folder / name)]:
-            _fetch_or_explain(repository, revision, [*patterns, *absent])
+    except CheckpointError as error:
+        if isinstance(error.__cause__, errors.LocalEntryNotFoundError):
+            with suppress(errors.LocalEntryNotFoundError):
+                return _without_head(repository, revision)
+        raise
+    # An index may keep a head in a file of any name.
+    if absent := [name for name in _listed(folder) if not os.path.exists(folder / name)]:
+        _fetch(repository, revision, [*patterns, *absent])
     return folder
 
 
 def download_head(repository: str, revision: str | None = None) -> Path:
-    """Download only the files of a repository that hold its head.
-
-    Args:
-        repository: `owner/name`: a model that kept its head, or a head on its own.
-        revision: A branch, a tag or a commit.
-
-    Returns:
-        The folder, which may lack most of the trunk.
+    """Download only those files of a model, or of a head on its own, that hold the head.
 
     Raises:
         CheckpointError: The download failed. Says why, and what to do.
     """
     described = ["config.json", f"*{INDEX_SUFFIX}"]
-    folder = _fetch_or_explain(repository, revision, described)
-    files = listed_files(folder)
+    folder = _fetch(repository, revision, described)
+    files = _listed(folder)
     if not files:
         # An index without a head lists the trunk: gigabytes, for nothing.
         files = [HEAD_PATTERN] if any(folder.glob(f"*{INDEX_SUFFIX}")) else ["*.safetensors"]
-    folder = _fetch_or_explain(repository, revision, [*described, *files])
+    folder = _fetch(repository, revision, [*described, *files])
     if not folder.is_dir():
         raise CheckpointError(f"{repository}: holds neither config.json nor safetensors files")
     return folder
 
 
-def _fetch_or_explain(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
-    try:
-        return _fetch(repository, revision, patterns)
-    except errors.LocalEntryNotFoundError as error:
-        raise CheckpointError(_explanation(repository, error)) from error
+def _listed(folder: Path) -> list[str]:
+    """Return the files that hold a head by a folder's index, whether they exist or not."""
+    places = listed(folder) if folder.is_dir() else {}
+    return sorted({places[name].relative_to(folder).as_posix() for name in of_head(places)})
 
 
 def _fetch(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
     try:
         return Path(_download(repository, revision=revision, allow_patterns=list(patterns)))
-    except errors.LocalEntryNotFoundError:
-        raise
     except Exception as error:
-        raise CheckpointError(_explanation(repository, error)) from error
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:REASON_LIMIT]}"
+        known = next((reason for kind, reason in _REASONS if isinstance(error, kind)), text)
+        raise CheckpointError(
+            f"{repository}: there is no such folder, and it could not be downloaded from the hub: "
+            f"{known}"
+        ) from error
 
 
-def _without_head(repository: str, revision: str | None, error: Exception) -> Path:
-    """Return what mlx-lm downloaded before, if the hub cannot be reached now."""
-    try:
-        found = snapshot_download(
-            repository,
-            revision=revision,
-            allow_patterns=DEFAULT_ALLOW_PATTERNS,
-            local_files_only=True,
-        )
-    except errors.LocalEntryNotFoundError:
-        raise CheckpointError(_explanation(repository, error)) from error
-    _logger.warning(
-        "%s: the hub cannot be reached, and files of its head were never downloaded", repository
+def _without_head(repository: str, revision: str | None) -> Path:
+    """Return what mlx-lm downloaded before."""
+    patterns = DEFAULT_ALLOW_PATTERNS
+    found = snapshot_download(
+        repository, revision=revision, allow_patterns=patterns, local_files_only=True
     )
+    text = "%s: the hub cannot be reached, and files of its head were never downloaded"
+    _logger.warning(text, repository)
     return Path(found)
-
-
-def _explanation(repository: str, error: Exception) -> str:
-    text = f"{type(error).__name__}: {' '.join(str(error).split())[:REASON_LIMIT]}"
-    known = next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
-    return (
-        f"{repository}: there is no such folder, and it could not be downloaded from the hub: "
-        f"{known or text}"
-    )

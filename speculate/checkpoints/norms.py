@@ -17,7 +17,7 @@ The second row separates the two conventions, the first often, the last two rare
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, cast, get_args
 
 import attrs
@@ -37,16 +37,13 @@ Convention = Literal["gains", "raw"]
 CONVENTIONS: Final[tuple[str, ...]] = get_args(Convention)
 
 SURE_LAYER: Final = (0.4, 0.55)
-"""Norms around attention and MLP: a mean below the first is raw, above the second gains."""
-
 SURE_ATTENTION: Final = (0.45, 1.5)
-"""The same for norms of queries and keys. In between, other norms decide."""
+"""Norms around attention and MLP, and those of queries and keys: a mean below the first is raw,
+above the second gains. In between, other norms decide."""
 
 SMALLEST_FINAL: Final = 0.5
-"""Final norm: a smaller mean is raw."""
-
 SMALLEST_RAW_FINAL: Final = 1.1
-"""Final norm: a smaller mean is not raw."""
+"""Final norm: a mean below the first is raw, and one below the second is not."""
 
 
 @attrs.frozen
@@ -78,36 +75,40 @@ class _Decision:
 def decide(
     weights: Mapping[str, mx.array], trunk_is_raw: bool | None, forced: Convention | None = None
 ) -> tuple[NormDecision, ...]:
-    """Find the convention of every group of a head's norms. Synchronises.
+    """Find the convention of every group of a whole head's norms. Synchronises.
 
-    Args:
-        weights: The head's weights by name without prefix, with all its norms.
-        trunk_is_raw: Whether the trunk of the same checkpoint is raw, if known; decides only where
-            the norms do not.
-        forced: A convention set by the caller for all groups.
+    The trunk of the same checkpoint, if known, decides only where the norms do not. `forced` is a
+    convention set by the caller for all groups.
     """
-    decisions: list[NormDecision] = []
 
-    def settle(group: str, norms: Iterable[str], verdict: _Decision) -> None:
-        if forced:
-            verdict = _Decision(forced, "as asked for")
-        names = tuple(norms)
-        mean = _mean(weights, names)
-        decisions.append(NormDecision(group, names, verdict.convention, mean, verdict.reason))
+    def mean(norms: Iterable[str]) -> float:
+        means = [weights[f"{norm}.weight"].astype(mx.float32).mean() for norm in norms]
+        return cast(float, mx.stack(means).mean().item())
 
+    groups: list[tuple[str, Sequence[str], _Decision]] = []
     votes = []
     for index in range(count_layers(weights)):
         around = [f"layers.{index}.{norm}" for norm in LAYER_NORMS]
         attention = [f"layers.{index}.{norm}" for norm in ATTENTION_NORMS]
-        layer, query = _layer(_mean(weights, around), _mean(weights, attention), trunk_is_raw)
+        layer, query = _layer(mean(around), mean(attention), trunk_is_raw)
         votes.append(layer)
-        settle(f"layer {index}", around, layer)
-        settle(f"layer {index}, queries and keys", attention, query)
-    head = next((vote for vote in votes if vote.sure), votes[0])
-    outer = _outer(_mean(weights, OUTER_NORMS), head)
-    settle("before fc", OUTER_NORMS, outer)
-    settle("final", [FINAL_NORM], _final(_mean(weights, [FINAL_NORM]), outer, trunk_is_raw))
-    return tuple(decisions)
+        groups.append((f"layer {index}", around, layer))
+        groups.append((f"layer {index}, queries and keys", attention, query))
+    vote = next((vote for vote in votes if vote.sure), votes[0])
+    # The norms before fc are small in either convention, so only their sign decides: gains that
+    # are negative on average would flip the sign of their inputs.
+    outer = _Decision(vote.convention, "small in either convention; as the layer's norms")
+    if mean(OUTER_NORMS) < 0.0:
+        outer = _Decision("raw", "negative on average, which gains never are")
+    groups.append(("before fc", OUTER_NORMS, outer))
+    groups.append(("final", [FINAL_NORM], _final(mean([FINAL_NORM]), outer, trunk_is_raw)))
+    if forced:
+        known = _Decision(forced, "as asked for")
+        groups = [(group, norms, known) for group, norms, _ in groups]
+    return tuple(
+        NormDecision(group, tuple(norms), found.convention, mean(norms), found.reason)
+        for group, norms, found in groups
+    )
 
 
 def shift(weights: dict[str, mx.array], decisions: Iterable[NormDecision]) -> None:
@@ -118,11 +119,6 @@ def shift(weights: dict[str, mx.array], decisions: Iterable[NormDecision]) -> No
                 weights[f"{norm}.weight"] = weights[f"{norm}.weight"] + 1.0
 
 
-def _mean(weights: Mapping[str, mx.array], norms: Iterable[str]) -> float:
-    means = [weights[f"{norm}.weight"].astype(mx.float32).mean() for norm in norms]
-    return cast(float, mx.stack(means).mean().item())
-
-
 def _layer(
     around: float, attention: float, trunk_is_raw: bool | None
 ) -> tuple[_Decision, _Decision]:
@@ -130,37 +126,23 @@ def _layer(
     own, other = _by_size(around, SURE_LAYER), _by_size(attention, SURE_ATTENTION)
     known = own or other
     if known is None:
-        both = _guess(around, trunk_is_raw)
+        reason, is_raw = "the means say little; as the trunk beside it", trunk_is_raw
+        if is_raw is None:
+            reason = "the means say little; this is nearer"
+            is_raw = around < sum(SURE_LAYER) / 2
+        both = _Decision("raw" if is_raw else "gains", reason, sure=False)
         return both, both
-    return _stated(own, known, "queries and keys"), _stated(other, known, "the layer's norms")
+    sure, unsure = "by their mean", "the mean says little; as"
+    return (
+        _Decision(known, sure if own else f"{unsure} queries and keys"),
+        _Decision(other or known, sure if other else f"{unsure} the layer's norms"),
+    )
 
 
-def _by_size(mean: float, sure: tuple[float, float]) -> Convention | None:
-    if mean < sure[0]:
+def _by_size(mean: float, limits: tuple[float, float]) -> Convention | None:
+    if mean < limits[0]:
         return "raw"
-    return "gains" if mean > sure[1] else None
-
-
-def _stated(own: Convention | None, known: Convention, others: str) -> _Decision:
-    if own is not None:
-        return _Decision(own, "by their mean")
-    return _Decision(known, f"the mean says little; as {others}")
-
-
-def _guess(around: float, trunk_is_raw: bool | None) -> _Decision:
-    if trunk_is_raw is None:
-        nearest: Convention = "raw" if around < sum(SURE_LAYER) / 2 else "gains"
-        return _Decision(nearest, "the means say little; this is nearer", sure=False)
-    trunk: Convention = "raw" if trunk_is_raw else "gains"
-    return _Decision(trunk, "the means say little; as the trunk beside it", sure=False)
-
-
-def _outer(mean: float, layer: _Decision) -> _Decision:
-    # Small in either convention, so only the sign decides: gains that are negative on average
-    # would flip the sign of their inputs.
-    if mean < 0.0:
-        return _Decision("raw", "negative on average, which gains never are")
-    return _Decision(layer.convention, "small in either convention; as the layer's norms")
+    return "gains" if mean > limits[1] else None
 
 
 def _final(mean: float, outer: _Decision, trunk_is_raw: bool | None) -> _Decision:

@@ -9,73 +9,58 @@ import attrs
 import mlx.core as mx
 
 from speculate.checkpoints.folder import section
-from speculate.checkpoints.names import is_expert, is_known, is_single
-from speculate.checkpoints.safetensors import SUPPORTED, TensorEntry
+from speculate.checkpoints.names import is_known, is_single
+from speculate.checkpoints.safetensors import SUPPORTED, Entries
 from speculate.errors import CheckpointError
 
 SUFFIXES: Final = ("_scale_inv", "_scale")
-"""Suffixes of a matrix's name that name its scales. Either way scales are factors."""
-
 NOT_MATRIX: Final = (".bias", "scales", "biases", "global_scale")
-"""Ends of names that are not a matrix's."""
+"""Suffixes of a matrix's name that name its scales, factors in either case; and ends of names that
+are not a matrix's."""
 
 DEFAULT_BLOCK: Final = (128, 128)
 """Rows and columns of a block, if the config does not say."""
 
 EXPONENT_BIAS: Final = 127
-"""Bias of scales that are stored as exponents."""
-
 EXPONENT_GROUP: Final = 32
-"""Columns that share a scale, for scales stored as exponents row by row."""
+"""Scales stored as exponents: their bias, and the columns that share one in scales row by row."""
 
 AFFINE_BITS: Final = (1, 2, 3, 4, 5, 6, 8)
-"""Bits a weight that mlx's affine mode has."""
-
 AFFINE_GROUPS: Final = (32, 64, 128)
-"""Group sizes that it has."""
-
 MODES: Final = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
-"""(bits, group size) -> mode, for modes whose scales are bytes."""
-
-PACKED: Final = (".weight", ".scales", ".biases", ".global_scale")
-"""Ends of the names of tensors that hold a quantised matrix."""
+"""What mlx has: bits and group sizes of affine, and (bits, group size) -> mode for modes whose
+scales are bytes."""
 
 
 def matrix_of(name: str) -> str | None:
     """Return the matrix that a tensor scales, by its name; `None` if it is no scale."""
     for suffix in SUFFIXES:
         matrix = name.removesuffix(suffix)
-        known = matrix != name and (is_known(matrix) or is_expert(matrix))
-        if known and not matrix.endswith(NOT_MATRIX):
+        if matrix != name and is_known(matrix) and not matrix.endswith(NOT_MATRIX):
             return matrix
     return None
 
 
 def unpack_scaled(
     weights: dict[str, mx.array],
-    tensors: Mapping[str, TensorEntry],
+    tensors: Entries,
     config: Mapping[str, object],
     dtype: mx.Dtype,
 ) -> None:
     """Multiply every matrix of 8-bit floats with its scales, in place. Synchronises.
 
-    Single experts are left lazy: they are computed when they are stacked.
-
-    Args:
-        weights: Tensors by name; changed, so that packed ones can be freed. `x.weight`
-            `(..., rows, columns)` as `uint8` goes with `x.weight_scale_inv` or
-            `x.weight_scale`: one number, one for each row, each group of a row's columns or
-            each block.
-        tensors: The same tensors on disk.
-        config: The checkpoint's config, with the size of a block.
-        dtype: Dtype of the result.
+    `x.weight` `(..., rows, columns)` as `uint8` goes with `x.weight_scale_inv` or
+    `x.weight_scale`: one number, one for each row, each group of a row's columns or each block.
+    Single experts are left lazy: they are computed when they are stacked. `tensors` are the same on
+    disk, and `config` has the size of a block.
 
     Raises:
         CheckpointError: Scales have no matrix, or a shape or dtype that does not fit it.
     """
     block = _block(config)
-    for name in [name for name in weights if matrix_of(name)]:
-        matrix = matrix_of(name) or name
+    for name, matrix in [(name, matrix_of(name)) for name in weights]:
+        if matrix is None:
+            continue
         scales, weight = weights.pop(name), weights.get(matrix)
         if weight is None or weight.dtype != mx.uint8 or weight.ndim < 2:
             reason = "has scales for blocks, but is no matrix of 8-bit floats"
@@ -84,7 +69,11 @@ def unpack_scaled(
         elif (fitting := _grid(weight, scales, block)) is None:
             reason = f"has scales that fit neither the matrix, its rows, nor blocks of {block}"
         else:
-            weights[matrix] = _multiply(weight, _plain(fitting), dtype, block)
+            grid, tile = fitting
+            factors = grid.astype(mx.float32)
+            if scales.dtype == mx.uint8:
+                factors = mx.power(2.0, factors - EXPONENT_BIAS)
+            weights[matrix] = _multiply(weight, factors, tile, dtype)
             if not is_single(matrix):
                 mx.eval(weights[matrix])
             continue
@@ -98,52 +87,46 @@ def _block(config: Mapping[str, object]) -> tuple[int, int]:
     return DEFAULT_BLOCK
 
 
-def _grid(weight: mx.array, scales: mx.array, block: tuple[int, int]) -> mx.array | None:
-    """Return scales as `(..., row blocks, column blocks)`; `None` if they do not fit."""
+def _grid(
+    weight: mx.array, scales: mx.array, block: tuple[int, int]
+) -> tuple[mx.array, tuple[int, int]] | None:
+    """Return scales as a grid `(..., down, across)`, and the rows and columns that share a scale.
+
+    `None` if they do not fit the matrix.
+    """
     lead, (rows, columns) = weight.shape[:-2], weight.shape[-2:]
     if scales.size == 1:
-        return mx.broadcast_to(scales.reshape(1, 1), (*lead, 1, 1))
+        return mx.broadcast_to(scales.reshape(1, 1), (*lead, 1, 1)), (rows, columns)
     own = scales.shape[len(lead) :]
     if scales.shape[: len(lead)] != lead or len(own) > 2:
         return None
     down, across = (*own, 1, 1)[:2]
-    exponents = scales.dtype == mx.uint8
-    in_rows = down == rows and columns % across == 0
-    if exponents:
-        in_rows = in_rows and columns // across == EXPONENT_GROUP
-    if (down, across) not in ((1, 1), _blocks((rows, columns), block)) and not in_rows:
+    group = columns // across if across and columns % across == 0 else 0
+    if (down, across) == (-(-rows // block[0]), -(-columns // block[1])):
+        # No larger than the matrix: a config may name a block of any size.
+        tile = min(block[0], rows), min(block[1], columns)
+    elif (down, across) == (1, 1):
+        tile = rows, columns
+    elif down == rows and (group == EXPONENT_GROUP or (group and scales.dtype != mx.uint8)):
+        tile = 1, group
+    else:
         return None
-    return scales.reshape(*lead, down, across)
-
-
-def _blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
-    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
-
-
-def _plain(scales: mx.array) -> mx.array:
-    """Return scales as floats. Bytes hold the exponent of a power of two."""
-    numbers = scales.astype(mx.float32)
-    return mx.power(2.0, numbers - EXPONENT_BIAS) if scales.dtype == mx.uint8 else numbers
+    return scales.reshape(*lead, down, across), tile
 
 
 def _multiply(
-    weight: mx.array, scales: mx.array, dtype: mx.Dtype, block: tuple[int, int]
+    weight: mx.array, scales: mx.array, tile: tuple[int, int], dtype: mx.Dtype
 ) -> mx.array:
     if weight.ndim > 2:
         # One expert after another, to limit the memory in float32.
         pairs = zip(weight, scales, strict=True)
-        parts = [_multiply(expert, factors, dtype, block) for expert, factors in pairs]
+        parts = [_multiply(expert, factors, tile, dtype) for expert, factors in pairs]
         for part in parts:
             mx.eval(part)
         return mx.stack(parts)
     rows, columns = weight.shape
-    if scales.shape == _blocks((rows, columns), block):
-        # No larger than the matrix: a config may name a block of any size.
-        tall, wide = min(block[0], rows), min(block[1], columns)
-    else:
-        tall, wide = rows // scales.shape[0], columns // scales.shape[1]
-    by_row = mx.repeat(scales, tall, axis=0)[:rows]
-    factors = mx.repeat(by_row, wide, axis=1)[:, :columns]
+    by_row = mx.repeat(scales, tile[0], axis=0)[:rows]
+    factors = mx.repeat(by_row, tile[1], axis=1)[:, :columns]
     return (mx.from_fp8(weight, mx.float32) * factors).astype(dtype)
 
 
@@ -164,7 +147,11 @@ class Quantization:
     global_scale: bool = False
 
 
-def stored_as(tensors: Mapping[str, TensorEntry], name: str) -> str:
+Packings = Mapping[str, Quantization]
+"""Module -> quantisation. Other modules are not quantised."""
+
+
+def stored_as(tensors: Entries, name: str) -> str:
     """Return how a matrix is stored, for errors: each tensor with its dtype and shape."""
     module = name.removesuffix(".weight")
     own = [n for n in tensors if n == module or n.startswith((f"{module}.", f"{module}_"))]
@@ -172,13 +159,7 @@ def stored_as(tensors: Mapping[str, TensorEntry], name: str) -> str:
 
 
 def quantizations(weights: Mapping[str, mx.array]) -> dict[str, Quantization]:
-    """Infer the quantisation of every matrix that has scales from shapes and dtypes.
-
-    Args:
-        weights: A whole head, by name without prefix, experts stacked.
-
-    Returns:
-        Module -> quantisation. Other modules are not quantised.
+    """Infer how each module is quantised that has scales, from shapes and dtypes of a whole head.
 
     Raises:
         CheckpointError: A matrix has a quantisation that mlx does not have.
@@ -187,7 +168,7 @@ def quantizations(weights: Mapping[str, mx.array]) -> dict[str, Quantization]:
     return {module: _quantization(weights, module) for module in modules}
 
 
-def input_width(weights: Mapping[str, mx.array], module: str) -> int:
+def _input_width(weights: Mapping[str, mx.array], module: str) -> int:
     """Return the columns of a matrix before quantisation, from the matrices that feed it."""
     width = weights["pre_fc_norm_hidden.weight"].shape[0]
     owner, _, name = module.rpartition(".")
@@ -205,7 +186,7 @@ def _quantization(weights: Mapping[str, mx.array], module: str) -> Quantization:
     packed, scales = weights.get(f"{module}.weight"), weights[f"{module}.scales"]
     if packed is None or packed.dtype != mx.uint32:
         raise CheckpointError(f"{module}: has scales, but no matrix packed in 32-bit words")
-    width = input_width(weights, module)
+    width = _input_width(weights, module)
     bits, odd_bits = divmod(packed.shape[-1] * 32, max(width, 1))
     group, odd_group = divmod(width, max(scales.shape[-1], 1))
     affine = scales.dtype != mx.uint8
@@ -228,34 +209,34 @@ def _quantization(weights: Mapping[str, mx.array], module: str) -> Quantization:
     return Quantization(bits, group, mode, f"{module}.global_scale" in weights)
 
 
+def plain_matrices(weights: Mapping[str, mx.array], packings: Packings) -> list[str]:
+    """Return the modules that could be quantised, and are not."""
+    return [
+        module
+        for module, dot, part in (name.rpartition(".") for name in weights)
+        if part == "weight" and weights[module + dot + part].ndim > 1 and module not in packings
+    ]
+
+
 def dequantize(
-    weights: Mapping[str, mx.array], packings: Mapping[str, Quantization]
+    weights: Mapping[str, mx.array], packings: Packings, dtype: mx.Dtype
 ) -> dict[str, mx.array]:
-    """Return the tensors with every quantised matrix dequantised to float32.
+    """Return the tensors with the matrices of these modules dequantised to a dtype.
 
-    Args:
-        weights: Tensors by name.
-        packings: Module -> quantisation.
+    Raises:
+        CheckpointError: Each expert has a scale of its own, which only a GPU dequantises.
     """
-    plain = {
-        name: array
-        for name, array in weights.items()
-        if not any(name == module + part for module in packings for part in PACKED)
-    }
+    plain = dict(weights)
     for module, packing in packings.items():
-        plain[f"{module}.weight"] = _dequantized(weights, module, packing)
+        if packing.global_scale:
+            text = f"{module}: has a scale for each expert, and cannot be dequantised"
+            raise CheckpointError(text)
+        packed, scales = (plain.pop(f"{module}.{part}") for part in ("weight", "scales"))
+        biases = plain.pop(f"{module}.biases", None)
+        if biases is not None:
+            # Converted first: mlx multiplies in the type of the scales.
+            scales, biases = scales.astype(dtype), biases.astype(dtype)
+        size, bits, mode = packing.group_size, packing.bits, packing.mode
+        matrix = mx.dequantize(packed, scales, biases, size, bits, mode, dtype=dtype)
+        plain[f"{module}.weight"] = matrix
     return plain
-
-
-def _dequantized(weights: Mapping[str, mx.array], module: str, packing: Quantization) -> mx.array:
-    scales, biases = weights[f"{module}.scales"], weights.get(f"{module}.biases")
-    if mx.issubdtype(scales.dtype, mx.floating):
-        scales = scales.astype(mx.float32)
-    return mx.dequantize(
-        weights[f"{module}.weight"],
-        scales,
-        None if biases is None else biases.astype(mx.float32),
-        packing.group_size,
-        packing.bits,
-        packing.mode,
-    )

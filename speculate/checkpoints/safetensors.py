@@ -6,7 +6,8 @@ import json
 import os
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Final, cast
@@ -20,10 +21,8 @@ HEADER_LIMIT: Final = 8 * 2**20
 """Longest header that is read, in bytes: over 50,000 tensors in one file."""
 
 RANK_LIMIT: Final = 16
-"""Most axes of a tensor."""
-
 DIMENSION_LIMIT: Final = 2**48
-"""Largest dimension of a tensor."""
+"""Most axes of a tensor, and its largest dimension."""
 
 JSON_PARTS_LIMIT: Final = 2**20
 """Most keys, lists and objects in a JSON file; 262,144 tokens with their merges are 0.9 million."""
@@ -46,14 +45,8 @@ SUPPORTED: Final = (
 )
 """Supported packings, for errors."""
 
-LOADABLE: Final = frozenset(
-    {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
-    | {"F16", "BF16", "F32", "F8_E4M3", "F8_E8M0"}
-)
+LOADABLE: Final = _BITS.keys() - {"F4", "F6_E2M3", "F6_E3M2", "F8_E5M2", "F64", "C64"}
 """Dtypes that mlx can load. It returns 8-bit floats as `uint8`."""
-
-Pairs = Sequence[tuple[str, object]]
-"""The keys and values of a JSON object, as written."""
 
 
 @attrs.frozen
@@ -76,28 +69,21 @@ class TensorEntry:
     end: int
     path: Path
 
-
-@attrs.frozen
-class Header:
-    """A file's header, checked against the size of the file.
-
-    Attributes:
-        path: The file.
-        length: Size of the header in bytes, without the eight bytes that store it.
-        tensors: Entries in the order of their offsets.
-    """
-
-    path: Path
-    length: int
-    tensors: tuple[TensorEntry, ...]
+    @property
+    def size(self) -> int:
+        """Its bytes in the file."""
+        return self.end - self.begin
 
 
-def read_header(path: Path) -> Header:
-    """Read a file's header, and none of its tensors.
+Entries = Mapping[str, TensorEntry]
+"""Tensors by name."""
+
+
+def read_header(path: Path) -> tuple[TensorEntry, ...]:
+    """Read a file's header: an entry for each tensor, in the order of their offsets.
 
     Raises:
-        CheckpointError: The file is not a safetensors file, or its header does not fit its
-            size. Names the file and the reason.
+        CheckpointError: It is no safetensors file, or its header does not fit its size.
     """
     size = file_size(path)
     try:
@@ -106,20 +92,16 @@ def read_header(path: Path) -> Header:
             raw = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    found = parse_json(path, raw, unique)
+    found = parse_json(path, raw, _refuse_repeated)
     found.pop("__metadata__", None)
     tensors = [_entry(path, name, value) for name, value in found.items()]
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
     _check_layout(path, tensors, size - 8 - length)
-    return Header(path, length, tuple(tensors))
+    return tuple(tensors)
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a regular file, in bytes.
-
-    Raises:
-        CheckpointError: `path` is no regular file: missing, a loop of links, a device.
-    """
+    """Return a file's size in bytes. Refuses what is no regular file: a loop of links, a device."""
     try:
         found = path.stat()
     except (OSError, ValueError) as error:
@@ -129,37 +111,25 @@ def file_size(path: Path) -> int:
     return found.st_size
 
 
-def unique(pairs: Pairs) -> dict[str, object]:
-    """Return a JSON object whose keys are all different.
-
-    Raises:
-        ValueError: A key appears twice.
-    """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(iter(repeated(pairs)))
-        raise ValueError(f"key {twice[:NAME_LIMIT]!r} appears twice")
-    return found
-
-
-def repeated(pairs: Pairs) -> list[str]:
-    """Return the keys that appear more than once."""
-    return [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-
-
 def parse_json(
-    path: Path, raw: bytes, make: Callable[[Pairs], dict[str, object]]
+    path: Path, raw: bytes, repeated: Callable[[Sequence[str]], None]
 ) -> dict[str, object]:
-    """Parse a JSON object.
+    """Parse a JSON object in UTF-8, of at most `JSON_PARTS_LIMIT` parts.
 
-    Args:
-        path: Its file, for errors.
-        raw: Its text, UTF-8.
-        make: Makes each object, nested ones included, from its keys and values.
+    `repeated` is called with the repeated keys of each object, whose last values count, and may
+    raise `ValueError` to refuse them.
 
     Raises:
-        CheckpointError: `raw` is no JSON object, or has more than `JSON_PARTS_LIMIT` parts.
+        CheckpointError: It is none. Names the file.
     """
+
+    def make(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            repeated([key for key, count in counts.items() if count > 1])
+        return found
+
     # Counted first: parsed, each part takes up to a hundred times its bytes.
     if sum(map(raw.count, (b":", b"[", b"{"))) > JSON_PARTS_LIMIT:
         raise CheckpointError(f"{path}: has more than {JSON_PARTS_LIMIT} keys, lists and objects")
@@ -172,20 +142,24 @@ def parse_json(
     return found
 
 
+def _refuse_repeated(keys: Sequence[str]) -> None:
+    raise ValueError(f"key {keys[0][:NAME_LIMIT]!r} appears twice")
+
+
 def _header_length(path: Path, size: int, prefix: bytes) -> int:
-    if size < 8:
-        raise CheckpointError(f"{path}: is not a safetensors file: it has {size} bytes")
     length = int.from_bytes(prefix, "little")
-    if length > HEADER_LIMIT:
-        raise CheckpointError(
-            f"{path}: is not a safetensors file, or a damaged one: it claims a header of "
-            f"{length} bytes, and at most {HEADER_LIMIT} are read"
+    if size < 8:
+        problem = f"is not a safetensors file: it has {size} bytes"
+    elif length > HEADER_LIMIT:
+        problem = (
+            f"is not a safetensors file, or a damaged one: it claims a header of {length} bytes, "
+            f"and at most {HEADER_LIMIT} are read"
         )
-    if length > size - 8:
-        raise CheckpointError(
-            f"{path}: is cut short: it claims a header of {length} bytes and has {size} in all"
-        )
-    return length
+    elif length > size - 8:
+        problem = f"is cut short: it claims a header of {length} bytes and has {size} in all"
+    else:
+        return length
+    raise CheckpointError(f"{path}: {problem}")
 
 
 def _entry(path: Path, name: str, value: object) -> TensorEntry:
@@ -215,10 +189,10 @@ def _check_layout(path: Path, tensors: Sequence[TensorEntry], size: int) -> None
                 f"which overlap others or leave a hole at {position}"
             )
         bits = _BITS.get(tensor.dtype)
-        if bits is not None and prod(tensor.shape) * bits != (tensor.end - tensor.begin) * 8:
+        if bits is not None and prod(tensor.shape) * bits != tensor.size * 8:
             raise CheckpointError(
                 f"{path}: tensor {tensor.name!r} is {tensor.dtype} of shape {tensor.shape}, and "
-                f"claims {tensor.end - tensor.begin} bytes"
+                f"claims {tensor.size} bytes"
             )
         position = tensor.end
     if position != size:
@@ -227,60 +201,35 @@ def _check_layout(path: Path, tensors: Sequence[TensorEntry], size: int) -> None
         )
 
 
-def read_tensors(
-    entries: Mapping[str, TensorEntry], done: Callable[[int], None] = lambda _: None
-) -> dict[str, mx.array]:
-    """Read tensors into memory. Synchronises.
-
-    Args:
-        entries: Name in the result -> entry.
-        done: Called after each tensor was read, with its size in bytes.
-
-    Raises:
-        CheckpointError: A file changed since its header was read, or a dtype is one that mlx
-            does not have.
-    """
-    check_memory(entries)
-    arrays = open_tensors(entries)
-    for name, entry in entries.items():
-        try:
-            mx.eval(arrays[name])
-        except (OSError, RuntimeError, ValueError) as error:
-            raise CheckpointError(f"{entry.path}: cannot be read: {error}") from error
-        done(entry.end - entry.begin)
-    return arrays
-
-
-def open_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, mx.array]:
+def open_tensors(entries: Entries) -> dict[str, mx.array]:
     """Return lazy tensors: shapes and dtypes are known, data is read when it is first used.
 
-    Args:
-        entries: Name in the result -> entry.
-
     Raises:
-        CheckpointError: See `read_tensors`.
+        CheckpointError: A file changed since its header was read, or mlx lacks a dtype.
     """
-    by_file: dict[Path, list[TensorEntry]] = defaultdict(list)
+    by_file: dict[Path, set[TensorEntry]] = defaultdict(set)
     for entry in entries.values():
         if entry.dtype not in LOADABLE:
             raise CheckpointError(
                 f"{entry.path}: tensor {entry.name!r} is {entry.dtype} {entry.shape}, which mlx "
                 f"cannot read. {SUPPORTED}"
             )
-        by_file[entry.path].append(entry)
-    found = {path: _open_file(path, wanted) for path, wanted in by_file.items()}
+        by_file[entry.path].add(entry)
+    found: dict[Path, dict[str, mx.array]] = {}
+    for path, wanted in by_file.items():
+        if not wanted <= set(read_header(path)):
+            raise CheckpointError(f"{path}: changed while it was read")
+        with naming(path):
+            # Reads only the header.
+            found[path] = cast(dict[str, mx.array], mx.load(str(path), format="safetensors"))
     return {name: found[entry.path][entry.name] for name, entry in entries.items()}
 
 
-def check_memory(entries: Mapping[str, TensorEntry]) -> None:
-    """Refuse tensors larger than the machine's memory: a sparse file can be as long as it claims.
-
-    Raises:
-        CheckpointError: The tensors take more memory than this machine has.
-    """
+def check_memory(entries: Entries) -> None:
+    """Refuse tensors larger than the memory: a sparse file can be as long as it claims."""
     if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys():
         return
-    size = sum(entry.end - entry.begin for entry in entries.values())
+    size = sum(entry.size for entry in entries.values())
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory:
         path = next(iter(entries.values())).path
@@ -289,12 +238,12 @@ def check_memory(entries: Mapping[str, TensorEntry]) -> None:
         )
 
 
-def _open_file(path: Path, wanted: Sequence[TensorEntry]) -> dict[str, mx.array]:
-    if not set(wanted) <= set(read_header(path).tensors):
-        raise CheckpointError(f"{path}: changed while it was read")
+@contextmanager
+def naming(place: Path) -> Iterator[None]:
+    """Turn errors of reading tensors into a `CheckpointError` that names the file or folder."""
     try:
-        # Reads only the header.
-        every = cast(dict[str, mx.array], mx.load(str(path), format="safetensors"))
-        return {entry.name: every[entry.name] for entry in wanted}
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{place}: {error}") from error
     except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+        raise CheckpointError(f"{place}: cannot be read: {error}") from error

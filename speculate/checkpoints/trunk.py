@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -36,7 +37,7 @@ def load_trunk(
     folder: Path,
     *,
     lazy: bool = False,
-    model_config: dict[str, object] | None = None,
+    model_config: Mapping[str, object] | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[StockModel, dict[str, object]]:
     """Load a model as mlx-lm's `load_model` does, also from folders with a head that it refuses.
@@ -54,12 +55,9 @@ def load_trunk(
         CheckpointError: There is no readable `config.json`.
         Exception: What mlx-lm raises for a checkpoint that it cannot load.
     """
+    overrides = None if model_config is None else dict(model_config)
     load = partial(
-        load_model,
-        folder,
-        lazy=lazy,
-        model_config=model_config,
-        trust_remote_code=trust_remote_code,
+        load_model, folder, lazy, model_config=overrides, trust_remote_code=trust_remote_code
     )
     if read_json(folder / "config.json").get("model_type") != "qwen3_next":
         return cast(tuple[StockModel, dict[str, object]], load())

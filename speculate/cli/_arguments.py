@@ -6,15 +6,18 @@ import argparse
 import secrets
 import sys
 from collections.abc import Callable
-from typing import Final, Literal, NoReturn, final
+from typing import Final, NoReturn, final
 
 import attrs
 from typing_extensions import override
 
 from speculate.errors import PromptError
-from speculate.loading import DEMO_MODELS
+from speculate.loading import DEMO_MODELS, demo_prompt
 from speculate.sampling.options import MODES, Sampling
 from speculate.strategies.fixed import MAX_DEPTH
+
+STANDARD_STREAM: Final = "-"
+"""Value of an option that names a file, for the standard stream."""
 
 NO_HEAD: Final = "none"
 """Value of `--head` for no head; a folder of that name is ./none."""
@@ -27,18 +30,28 @@ HEAD_HELP: Final = (
 MODEL_HELP: Final = f"a folder, a hub repository, or a bundled model: {', '.join(DEMO_MODELS)}"
 """What an argument that names a model accepts."""
 
+BITS: Final = (2, 3, 4, 5, 6, 8)
+"""Supported bits of a quantised weight or cached value."""
+
+GROUP_SIZES: Final = (32, 64, 128)
+"""Supported numbers of values that share a scale, in mode affine."""
+
+SAMPLING_OPTIONS: Final = (
+    ("--temp", "T", 0.0, "temperature (default: %(default)g, greedy)"),
+    ("--top-p", "P", 1.0, "total probability to keep"),
+    ("--top-k", "K", 0, "number of tokens to keep"),
+    ("--min-p", "P", 0.0, "least probability to keep, relative to the most likely token"),
+    ("--min-tokens-to-keep", "N", 1, "tokens that --min-p always keeps"),
+    ("--xtc-probability", "P", 0.0, "how often XTC is applied"),
+    ("--xtc-threshold", "P", 0.1, "probability above which XTC removes tokens"),
+)
+"""Sampling options that have a number as default: flag, metavar, default and help."""
+
 
 @final
 @attrs.frozen
 class Command:
-    """A subcommand.
-
-    Attributes:
-        summary: What it does, in one sentence.
-        example: A command line that works as written.
-        add_arguments: Adds its arguments to a parser.
-        run: Runs it and returns the exit status.
-    """
+    """A subcommand: `run` returns its exit status; `example` is a command line that works."""
 
     summary: str
     example: str
@@ -55,64 +68,44 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-def parse_depth(text: str) -> int:
-    """A draft depth in tokens."""
-    value = _parse_int(text)
-    if not 0 <= value <= MAX_DEPTH:
-        raise argparse.ArgumentTypeError(f"must be from 0 to {MAX_DEPTH}, got {value}")
-    return value
+def whole_number(condition: str, fits: Callable[[int], bool]) -> Callable[[str], int]:
+    """Return the parser of a whole number that fits a condition, which its errors state."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"must {condition}, got {value}")
+        return value
+
+    return parse
 
 
-def parse_max_tokens(text: str) -> int:
-    """A number of tokens to generate, or -1."""
-    value = _parse_int(text)
-    if value < -1 or value == 0:
-        raise argparse.ArgumentTypeError(f"must be at least 1, or -1 for no limit, got {value}")
-    return value
+parse_depth: Final = whole_number(f"be from 0 to {MAX_DEPTH}", lambda n: 0 <= n <= MAX_DEPTH)
+parse_limit: Final = whole_number("be at least 1, or -1 for no limit", lambda n: n >= 1 or n == -1)
+parse_positive: Final = whole_number("be at least 1", lambda n: n >= 1)
+parse_count: Final = whole_number("not be negative", lambda n: n >= 0)
 
 
-def parse_positive(text: str) -> int:
-    """A whole number of at least 1."""
-    value = _parse_int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def parse_count(text: str) -> int:
-    """A whole number of at least 0."""
-    value = _parse_int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
-    return value
-
-
-def parse_head(text: str) -> str | Literal[False]:
-    """The location of a head; `False` for no head."""
-    return False if text == NO_HEAD else text
-
-
-def add_prompt(parser: argparse.ArgumentParser) -> None:
-    """Add `--prompt`."""
-    parser.add_argument(
-        "--prompt",
-        "-p",
-        metavar="TEXT",
-        help="the prompt; - reads standard input (default: the beginning of the function "
-        "formatyear, which is not in the bundled models' training data)",
-    )
+def add_models(parser: argparse.ArgumentParser, *draft: str, default: str = DEMO_MODELS[0]) -> None:
+    """Add `--model`, `--head` and `--no-head`, and the flags of the draft model."""
+    parser.add_argument("--model", metavar="MODEL", help=f"{MODEL_HELP} (default: {default})")
+    add_head(parser)
+    parser.add_argument(*draft, metavar="MODEL", help="a draft model, named as --model")
 
 
 def add_head(parser: argparse.ArgumentParser) -> None:
     """Add `--head` and `--no-head`. Both set `head` to a location, `False` or `None`."""
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
+    add = parser.add_mutually_exclusive_group().add_argument
+    add(
         "--head",
         metavar="HEAD",
-        type=parse_head,
+        type=lambda text: False if text == NO_HEAD else text,
         help=f"{HEAD_HELP}; {NO_HEAD} is the same as --no-head",
     )
-    group.add_argument(
+    add(
         "--no-head",
         dest="head",
         action="store_const",
@@ -121,9 +114,23 @@ def add_head(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_required_head(parser: argparse.ArgumentParser) -> None:
-    """Add `--head` to a command that needs a head."""
-    parser.add_argument("--head", metavar="HEAD", help=HEAD_HELP)
+def add_prompt(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """Add `--prompt`, and `--max-tokens` with its default."""
+    parser.add_argument(
+        "--prompt",
+        "-p",
+        metavar="TEXT",
+        help="the prompt; - reads standard input (default: the beginning of the function "
+        "formatyear, which is not in the bundled models' training data)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        "-m",
+        type=parse_limit,
+        default=max_tokens,
+        metavar="N",
+        help="tokens to generate, -1 for no limit (default: %(default)s)",
+    )
 
 
 def add_depth(parser: argparse.ArgumentParser, default: int | None) -> None:
@@ -139,53 +146,11 @@ def add_depth(parser: argparse.ArgumentParser, default: int | None) -> None:
     )
 
 
-def add_max_tokens(parser: argparse.ArgumentParser, default: int) -> None:
-    """Add `--max-tokens`."""
-    parser.add_argument(
-        "--max-tokens",
-        "-m",
-        type=parse_max_tokens,
-        default=default,
-        metavar="N",
-        help="tokens to generate, -1 for no limit (default: %(default)s)",
-    )
-
-
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add the sampling options, named as in mlx-lm."""
-    group = parser.add_argument_group("sampling, as in mlx-lm")
-    add = group.add_argument
-    add(
-        "--temp",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="temperature (default: %(default)g, greedy)",
-    )
-    add("--top-p", type=float, default=1.0, metavar="P", help="total probability to keep")
-    add("--top-k", type=int, default=0, metavar="K", help="number of tokens to keep")
-    add(
-        "--min-p",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="least probability to keep, relative to the most likely token",
-    )
-    add(
-        "--min-tokens-to-keep",
-        type=int,
-        default=1,
-        metavar="N",
-        help="tokens that --min-p always keeps",
-    )
-    add("--xtc-probability", type=float, default=0.0, metavar="P", help="how often XTC is applied")
-    add(
-        "--xtc-threshold",
-        type=float,
-        default=0.1,
-        metavar="P",
-        help="probability above which XTC removes tokens",
-    )
+    add = parser.add_argument_group("sampling, as in mlx-lm").add_argument
+    for flag, metavar, default, meaning in SAMPLING_OPTIONS:
+        add(flag, type=type(default), default=default, metavar=metavar, help=meaning)
     for name in ("repetition", "presence", "frequency"):
         add(f"--{name}-penalty", type=float, metavar="X", help=f"{name} penalty")
     add(
@@ -203,43 +168,22 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_from(args: argparse.Namespace) -> Sampling:
-    """The sampling options, with a random seed where one is needed and none is given.
-
-    Raises:
-        OptionError: A value is out of range.
-    """
-    seed = args.seed
-    if seed is None and args.temp > 0:
-        seed = secrets.randbits(31)
-    return Sampling(
-        temperature=args.temp,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        min_p=args.min_p,
-        min_tokens_to_keep=args.min_tokens_to_keep,
-        xtc_probability=args.xtc_probability,
-        xtc_threshold=args.xtc_threshold,
-        repetition_penalty=args.repetition_penalty,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        seed=seed,
-        mode=args.mode,
-    )
+    """The sampling options, with a random seed where one is needed and none is given."""
+    fields = attrs.fields_dict(Sampling)
+    given = {name: value for name, value in vars(args).items() if name in fields}
+    if args.seed is None and args.temp > 0:
+        given["seed"] = secrets.randbits(31)
+    return Sampling(temperature=args.temp, **given)
 
 
-def read_prompt(text: str) -> str:
-    """The prompt that `--prompt` gives.
-
-    Args:
-        text: The prompt, or `-` for standard input.
-
-    Raises:
-        PromptError: It is empty, is not UTF-8, or standard input cannot be read.
-    """
-    if text == "-" and sys.stdin is None:
+def read_prompt(text: str | None) -> str:
+    """The prompt that `--prompt` gives: `-` is standard input, `None` a bundled prompt."""
+    if text is None:
+        return demo_prompt()
+    if text == STANDARD_STREAM and sys.stdin is None:
         raise PromptError("the prompt cannot be read from standard input: it is closed")
     try:
-        found = sys.stdin.read() if text == "-" else text
+        found = sys.stdin.read() if text == STANDARD_STREAM else text
         found.encode()
     except UnicodeError as error:
         raise PromptError(f"the prompt is not UTF-8 text: {error}") from error
@@ -248,10 +192,3 @@ def read_prompt(text: str) -> str:
     if not found:
         raise PromptError("the prompt is empty: give --prompt some text")
     return found
-
-
-def _parse_int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None

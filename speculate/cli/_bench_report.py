@@ -11,20 +11,14 @@ from typing import TYPE_CHECKING, Final, final
 import attrs
 
 from speculate.cli._bench_runs import ADAPTIVE, DEPTHS, OFF, BenchRun, count_drafts
+from speculate.cli._console import table_of
+from speculate.cli._models import share_per_position
 from speculate.protocols import Round
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-UNKNOWN: Final = "?"
-"""Shown instead of a speedup that may be noise."""
-
-COLOURS: Final[Mapping[str | None, str]] = {
-    "mtp": "#0072b2",
-    "draft": "#d55e00",
-    "lookup": "#009e73",
-    None: "#777777",
-}
+COLOURS: Final = {"mtp": "#0072b2", "draft": "#d55e00", "lookup": "#009e73"}
 """Colour of each proposer, distinct for colour-blind readers and in print."""
 
 FILLS: Final = ("#56b4e9", "#e69f00", "#cc79a7", "#999999")
@@ -37,13 +31,7 @@ MIN_ROUNDS: Final = 3
 @final
 @attrs.frozen
 class ForwardTimes:
-    """Times of target forwards.
-
-    Attributes:
-        context: Tokens before each forward.
-        seconds: Time by width in tokens.
-        relative: v(T): time by width, relative to one token.
-    """
+    """Times of target forwards after `context` tokens, by width; `relative` to one token: v(T)."""
 
     context: int
     seconds: Mapping[int, float]
@@ -53,14 +41,9 @@ class ForwardTimes:
 @final
 @attrs.frozen
 class RoundTime:
-    """Time of the rounds with the same proposer and the same number of drafted tokens.
+    """Median time of the rounds with one proposer and `depth` drafted tokens.
 
-    Attributes:
-        proposer: Name of the proposer; `None` for rounds without a draft.
-        depth: Drafted tokens.
-        rounds: Number of rounds.
-        seconds: Their median time.
-        relative: `seconds` relative to rounds without a draft.
+    `relative` is `seconds` relative to rounds without a draft, whose proposer is `None`.
     """
 
     proposer: str | None
@@ -73,18 +56,10 @@ class RoundTime:
 @final
 @attrs.frozen
 class SettingResult:
-    """All runs of one workload with one setting.
+    """All runs of one workload with one setting. See docs/telemetry.md.
 
-    Attributes:
-        tokens: Generated tokens.
-        passes: Target passes.
-        draft_tokens: Drafted tokens.
-        accepted_tokens: Drafted tokens that were emitted.
-        seconds: Total time of the rounds.
-        spread: Largest difference between two runs of the same prompt, with this setting or
-            without drafts, as slower / faster - 1; at least the `disturbance` of the benchmark.
-        speedup: Relative to decoding without drafts; `None` if it does not exceed `spread`.
-        no_speedup: Why `speedup` is `None`.
+    `spread` is the largest difference between two runs of the same prompt, with this setting or
+    without drafts, as slower / faster - 1; at least the `disturbance` of the benchmark.
     """
 
     tokens: int
@@ -100,22 +75,7 @@ class SettingResult:
 @final
 @attrs.frozen
 class Results:
-    """Everything that was measured. Its fields are the keys of `bench.json`.
-
-    Attributes:
-        model: Name of the target.
-        draft_model: Name of the draft model; `None` without one.
-        machine: Device, and versions of the software.
-        tokens: Tokens generated in each run, at most.
-        forward: Times of target forwards.
-        survival: For each proposer, the share of its deepest drafts that were accepted up to
-            position 1, 2, ...
-        choices: Times of rounds by proposer and depth.
-        workloads: Results by workload and setting.
-        same_text: Whether all settings gave the same tokens.
-        disturbance: Median difference between two runs of the same prompt and setting, as
-            slower / faster - 1.
-    """
+    """Everything that was measured. docs/telemetry.md describes the fields, as `bench.json`."""
 
     model: str
     draft_model: str | None
@@ -130,7 +90,7 @@ class Results:
 
 
 def relative_times(seconds: Mapping[int, float], context: int) -> ForwardTimes:
-    """Times of forwards with v(T)."""
+    """Times of forwards, with v(T)."""
     relative = {rows: time / seconds[1] for rows, time in seconds.items()}
     return ForwardTimes(context, seconds, relative)
 
@@ -142,16 +102,7 @@ def survival(runs: Sequence[BenchRun]) -> dict[str, list[float]]:
         name, _, depth = run.setting.partition(" ")
         if depth == str(max(DEPTHS)):
             rounds.setdefault(name, []).extend(run.rounds)
-    found = {name: count_drafts(own) for name, own in rounds.items()}
-    return {
-        name: [
-            accepted / drafted
-            for accepted, drafted in zip(
-                own.accepted_per_position, own.drafted_per_position, strict=True
-            )
-        ]
-        for name, own in found.items()
-    }
+    return {name: share_per_position(count_drafts(own)) for name, own in rounds.items()}
 
 
 def round_times(runs: Sequence[BenchRun]) -> list[RoundTime]:
@@ -205,10 +156,8 @@ def _result(runs: Sequence[BenchRun], plain: Sequence[BenchRun], overall: float)
 
 def same_text(runs: Sequence[BenchRun]) -> bool:
     """Whether each prompt got the same tokens in every run."""
-    found: dict[tuple[str, int], set[tuple[int, ...]]] = {}
-    for run in runs:
-        found.setdefault((run.workload, run.prompt), set()).add(tuple(run.ids))
-    return all(len(sequences) == 1 for sequences in found.values())
+    last = {(run.workload, run.prompt): run.ids for run in runs}
+    return all(run.ids == last[run.workload, run.prompt] for run in runs)
 
 
 def disturbance(runs: Sequence[BenchRun]) -> float:
@@ -233,25 +182,21 @@ def best_fixed(results: Mapping[str, SettingResult]) -> str:
 def show(results: Results) -> None:
     """Print the results as tables."""
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console(highlight=False)
-    forward = Table(f"rows after {results.forward.context} tokens", box=None, pad_edge=False)
-    for rows in results.forward.seconds:
-        forward.add_column(str(rows), justify="right", no_wrap=True)
-    times = [f"{seconds * 1e3:.3g}" for seconds in results.forward.seconds.values()]
-    forward.add_row("milliseconds", *times)
-    forward.add_row("v(T)", *(f"{v:.2f}" for v in results.forward.relative.values()))
-    console.print(forward)
+    console, forward = Console(highlight=False), results.forward
+    table = table_of(f"rows after {forward.context} tokens", *map(str, forward.seconds))
+    table.add_row("milliseconds", *(f"{time * 1e3:.3g}" for time in forward.seconds.values()))
+    table.add_row("v(T)", *(f"{v:.2f}" for v in forward.relative.values()))
+    console.print(table)
     console.print()
-    speedup = Table("speedup", box=None, pad_edge=False)
-    for workload in results.workloads:
-        speedup.add_column(workload, justify="right", no_wrap=True)
-    speedup.add_column("tokens/pass", justify="right", no_wrap=True)
-    speedup.add_column("accepted", justify="right", no_wrap=True)
+    table = table_of("speedup", *results.workloads, "tokens/pass", "accepted")
     for name in next(iter(results.workloads.values())):
-        speedup.add_row(name, *_cells(results, name))
-    console.print(speedup)
+        found = [settings[name] for settings in results.workloads.values()]
+        each = sum(own.tokens for own in found) / sum(own.passes for own in found)
+        drafted = sum(own.draft_tokens for own in found)
+        accepted = f"{sum(own.accepted_tokens for own in found)} of {drafted}" if drafted else ""
+        table.add_row(name, *map(speedup_text, found), f"{each:.2f}", accepted)
+    console.print(table)
     console.print()
     for line in summary_lines(results):
         console.print(line, markup=False, soft_wrap=True)
@@ -286,96 +231,62 @@ def summary_lines(results: Results) -> Iterator[str]:
 
 
 def speedup_text(result: SettingResult) -> str:
-    """The speedup, or `?` if it is unknown."""
-    return UNKNOWN if result.speedup is None else f"{result.speedup:.2f}"
-
-
-def _cells(results: Results, setting: str) -> list[str]:
-    found = [settings[setting] for settings in results.workloads.values()]
-    tokens, passes = (sum(o.tokens for o in found), sum(o.passes for o in found))
-    accepted, drafted = (
-        sum(o.accepted_tokens for o in found),
-        sum(o.draft_tokens for o in found),
-    )
-    return [
-        *(speedup_text(result) for result in found),
-        f"{tokens / passes:.2f}",
-        f"{accepted} of {drafted}" if drafted else "",
-    ]
+    """The speedup, or `?` where it may be noise."""
+    return "?" if result.speedup is None else f"{result.speedup:.2f}"
 
 
 def draw(results: Results, path: Path) -> None:
-    """Draw the results into a PNG file.
-
-    Args:
-        results: What to draw.
-        path: The file to write.
-    """
+    """Draw the results into a PNG file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 8), layout="constrained")
-    panels = figure.subplots(2, 2)
-    _draw_forward(panels[0][0], results)
-    _draw_survival(panels[0][1], results.survival)
-    _draw_round_times(panels[1][0], results.choices)
-    _draw_speedup(panels[1][1], results)
-    for panel in panels.flat:
+    (forward, survival), (rounds, speedup) = figure.subplots(2, 2)
+    _draw_lines(forward, {"measured": results.forward.relative})
+    widths = list(results.forward.relative)
+    forward.plot(widths, widths, ":", color="black", linewidth=1, label="one row at a time")
+    forward.set(title=f"Forward of T rows after {results.forward.context} tokens")
+    forward.set(xlabel="T, rows", ylabel="v(T), time relative to one row")
+
+    _draw_lines(survival, {name: dict(enumerate(own, 1)) for name, own in results.survival.items()})
+    survival.set(title="Drafts accepted up to a position", ylim=(0, 1.02))
+    survival.set(xlabel="position in the draft", ylabel="share of the drafts")
+
+    times: dict[str, dict[int, float]] = {}
+    for choice in results.choices:
+        if choice.proposer is not None and choice.depth and choice.rounds >= MIN_ROUNDS:
+            times.setdefault(choice.proposer, {})[choice.depth] = choice.relative
+    _draw_lines(rounds, times)
+    rounds.axhline(1, color="black", linewidth=1, linestyle=":", label="no draft")
+    rounds.set(title="Time of a round, by proposer")
+    rounds.set(xlabel="tokens drafted", ylabel="relative to a round without drafts")
+
+    _draw_speedup(speedup, results.workloads)
+    for panel in (forward, survival, rounds, speedup):
+        panel.set_ylim(bottom=0)
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(axis="y", alpha=0.3)
         panel.set_axisbelow(True)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(frameon=False)
     drafts = f", draft model {results.draft_model}" if results.draft_model else ""
     figure.suptitle(f"{results.model}{drafts} on {results.machine['device']}")
     figure.savefig(path, dpi=120, format="png")
 
 
-def _draw_forward(panel: Axes, results: Results) -> None:
-    relative = results.forward.relative
-    rows = list(relative)
-    panel.plot(rows, list(relative.values()), "o-", color=COLOURS[None], label="measured")
-    panel.plot(rows, rows, ":", color="black", linewidth=1, label="one row at a time")
-    panel.set_title(f"Forward of T rows after {results.forward.context} tokens")
-    panel.set_xlabel("T, rows")
-    panel.set_ylabel("v(T), time relative to one row")
-    panel.set_ylim(bottom=0)
-    panel.legend(frameon=False)
+def _draw_lines(panel: Axes, lines: Mapping[str, Mapping[int, float]]) -> None:
+    for name, points in lines.items():
+        colour = COLOURS.get(name, "#777777")
+        panel.plot(list(points), list(points.values()), "o-", color=colour, label=name)
 
 
-def _draw_survival(panel: Axes, survival: Mapping[str, Sequence[float]]) -> None:
-    for name, shares in survival.items():
-        positions = range(1, len(shares) + 1)
-        panel.plot(positions, list(shares), "o-", color=COLOURS.get(name), label=name)
-    panel.set_title("Drafts accepted up to a position")
-    panel.set_xlabel("position in the draft")
-    panel.set_ylabel("share of the drafts")
-    panel.set_ylim(0, 1.02)
-    if survival:
-        panel.legend(frameon=False)
-
-
-def _draw_round_times(panel: Axes, choices: Sequence[RoundTime]) -> None:
-    drawn = [choice for choice in choices if choice.depth and choice.rounds >= MIN_ROUNDS]
-    for name in dict.fromkeys(choice.proposer for choice in drawn):
-        own = [choice for choice in drawn if choice.proposer == name]
-        depths, times = [c.depth for c in own], [c.relative for c in own]
-        panel.plot(depths, times, "o-", color=COLOURS.get(name), label=name)
-    panel.axhline(1, color="black", linewidth=1, linestyle=":", label="no draft")
-    panel.set_title("Time of a round, by proposer")
-    panel.set_xlabel("tokens drafted")
-    panel.set_ylabel("relative to a round without drafts")
-    panel.set_ylim(bottom=0)
-    panel.legend(frameon=False)
-
-
-def _draw_speedup(panel: Axes, results: Results) -> None:
-    names = list(next(iter(results.workloads.values())))
-    width = 0.8 / len(results.workloads)
-    for index, (workload, settings) in enumerate(results.workloads.items()):
+def _draw_speedup(panel: Axes, workloads: Mapping[str, Mapping[str, SettingResult]]) -> None:
+    names = list(next(iter(workloads.values())))
+    width = 0.8 / len(workloads)
+    for index, (workload, settings) in enumerate(workloads.items()):
         places = [place + (index + 0.5) * width - 0.4 for place in range(len(names))]
         speedups = [settings[name].speedup for name in names]
         heights = [nan if speedup is None else speedup for speedup in speedups]
         panel.bar(places, heights, width, color=FILLS[index % len(FILLS)], label=workload)
     panel.axhline(1, color="black", linewidth=1, linestyle=":")
-    panel.set_title("Speedup over decoding without drafts, if known")
+    panel.set(title="Speedup over decoding without drafts, if known", ylabel="speedup")
     panel.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    panel.set_ylabel("speedup")
-    panel.legend(frameon=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from math import inf
 from statistics import fmean
 from typing import Final, final
@@ -11,8 +13,7 @@ from typing import Final, final
 import attrs
 import mlx.core as mx
 
-from speculate.cli._console import Stage
-from speculate.cli._models import strategy_for
+from speculate.cli._models import available_proposers, strategy_for
 from speculate.decoding.decoder import Decoder
 from speculate.decoding.stats import DraftStats
 from speculate.decoding.window import speculation
@@ -31,27 +32,17 @@ WARM_UP_TOKENS: Final = 16
 """Tokens that each setting decodes twice before measurements, from which the time is estimated."""
 
 OFF: Final = "off"
-"""Name of the setting without drafts."""
-
 ADAPTIVE: Final = "adaptive"
-"""Name of the setting with `Adaptive`."""
+"""Names of the settings without drafts, and with `Adaptive`."""
 
-Settings = Mapping[str, Callable[[], Strategy]]
-"""Factories of the compared strategies, by name."""
+Stage = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+"""`stage(name, steps)` opens a stage of work; inside it, a call reports each finished step."""
 
 
 @final
 @attrs.frozen
 class BenchRun:
-    """One prompt decoded with one setting.
-
-    Attributes:
-        workload: Kind of prompt.
-        prompt: Index of the prompt within its kind.
-        setting: Name of the setting.
-        ids: Generated tokens.
-        rounds: The rounds that generated them.
-    """
+    """Tokens and rounds of one prompt, by its index in the workload, with one setting."""
 
     workload: str
     prompt: int
@@ -67,13 +58,7 @@ class BenchRun:
 
 @final
 class Estimate:
-    """The remaining time of a benchmark, in seconds.
-
-    Args:
-        settings: Names of the settings.
-        runs: Runs of each setting.
-        tokens: Tokens of each run, at most.
-    """
+    """The remaining time of so many runs of each setting, with so many tokens at most."""
 
     def __init__(self, settings: Collection[str], runs: int, tokens: int) -> None:
         self._left = dict.fromkeys(settings, runs)
@@ -82,13 +67,9 @@ class Estimate:
         self._taken: dict[str, list[float]] = {}
 
     def warm_up(self, setting: str, tokens: int, seconds: float, rounds: float) -> None:
-        """Record a warm-up run. The fastest of a setting counts.
+        """Record the total time of a warm-up run. The fastest of a setting counts.
 
-        Args:
-            setting: Name of the setting.
-            tokens: Generated tokens.
-            seconds: Total time.
-            rounds: Time of the rounds, which grows with the tokens; the rest does not.
+        The time of the rounds grows with the tokens; the rest does not.
         """
         expected = seconds - rounds + rounds / tokens * self._tokens
         self._expected[setting] = min(expected, self._expected.get(setting, inf))
@@ -102,25 +83,16 @@ class Estimate:
         """Seconds until the last run ends; `None` before every setting had a warm-up run."""
         if self._left.keys() != self._expected.keys():
             return None
-        return sum(runs * self._each(setting) for setting, runs in self._left.items())
-
-    def _each(self, setting: str) -> float:
-        taken = self._taken.get(setting)
-        return fmean(taken) if taken else self._expected[setting]
+        each = {**self._expected, **{name: fmean(taken) for name, taken in self._taken.items()}}
+        return sum(runs * each[setting] for setting, runs in self._left.items())
 
 
 def time_forwards(
     model: SpeculativeModel, ids: Sequence[int], done: Callable[[], None]
 ) -> dict[int, float]:
-    """Time target forwards of every width after a prompt.
+    """Seconds of the fastest target forward after a prompt, by width.
 
-    Args:
-        model: The target.
-        ids: The prompt.
-        done: Called after each repeat.
-
-    Returns:
-        Seconds of the fastest forward, by width.
+    `done` is called after each repeat.
     """
     cache = model.make_cache()
     arrays = [array for member in cache for array in member.arrays()]
@@ -140,22 +112,22 @@ def time_forwards(
     return {rows: min(found[1:]) for rows, found in times.items()}
 
 
-def settings_for(model: SpeculativeModel, draft: SpeculativeModel | None) -> Settings:
-    """The settings to compare: no drafts, each proposer at each depth, and `Adaptive`."""
-    available = {"draft": draft is not None, "mtp": model.head is not None, "lookup": True}
-    settings: dict[str, Callable[[], Strategy]] = {
-        OFF: lambda: strategy_for(model, [OFF], None, draft)
+def settings_for(
+    model: SpeculativeModel, draft: SpeculativeModel | None
+) -> dict[str, Callable[[], Strategy]]:
+    """Factories of the strategies to compare: each proposer at each depth, none, and `Adaptive`."""
+    make = partial(strategy_for, model, draft=draft)
+    fixed = {
+        f"{name} {depth}": partial(make, [name], depth)
+        for name in available_proposers(model, draft)
+        for depth in DEPTHS
     }
-    for name in (name for name, found in available.items() if found):
-        for depth in DEPTHS:
-            settings[f"{name} {depth}"] = _fixed(model, name, depth, draft)
-    settings[ADAPTIVE] = lambda: strategy_for(model, None, None, draft)
-    return settings
+    return {OFF: partial(make, [OFF], None), **fixed, ADAPTIVE: partial(make, None, None)}
 
 
 def run_all(
     model: SpeculativeModel,
-    settings: Settings,
+    settings: Mapping[str, Callable[[], Strategy]],
     workloads: Mapping[str, Sequence[Sequence[int]]],
     tokens: int,
     stop_tokens: Collection[int],
@@ -166,38 +138,30 @@ def run_all(
     """Decode every prompt twice with every setting.
 
     Settings run forward and then in reverse (A B C C B A), so that a steady change in the
-    machine's speed affects all of them alike.
-
-    Args:
-        model: The target.
-        settings: See `settings_for`.
-        workloads: Prompts by kind, as ids.
-        tokens: Tokens to generate in each run, at most.
-        stop_tokens: End-of-sequence ids.
-        stage: Opened for the warm-up and for each prompt.
-        estimate: Updated with the time of every run.
-        clock: The time in seconds.
+    machine's speed affects all of them alike. A stage is the warm-up, or one prompt; `estimate`
+    gets the time of every run. The prompts are ids, and `tokens` is the limit of each run.
     """
     runs = []
     first = next(iter(workloads.values()))[0]
     order = [*settings, *reversed([*settings])]
+
+    def run(name: str, prompt: Sequence[int], tokens: int) -> tuple[list[int], list[Round], float]:
+        began, rounds = clock(), list[Round]()
+        decoder = Decoder(model, settings[name](), observer=rounds.append)
+        ids = [token.id for token in decoder.generate(prompt, tokens, stop_tokens=stop_tokens)]
+        return ids, rounds, clock() - began
+
     with stage("warm-up", len(order)) as done:
         for name in order:
-            began = clock()
-            ids, rounds = _run(
-                model, settings[name], first, min(WARM_UP_TOKENS, tokens), stop_tokens
-            )
-            seconds = sum(each.seconds for each in rounds)
-            estimate.warm_up(name, len(ids), clock() - began, seconds)
+            ids, rounds, seconds = run(name, first, min(WARM_UP_TOKENS, tokens))
+            estimate.warm_up(name, len(ids), seconds, sum(each.seconds for each in rounds))
             done()
     for workload, prompts in workloads.items():
         for index, prompt in enumerate(prompts):
-            title = f"{workload} {index + 1} of {len(prompts)}"
-            with stage(title, len(order)) as done:
+            with stage(f"{workload} {index + 1} of {len(prompts)}", len(order)) as done:
                 for name in order:
-                    began = clock()
-                    ids, rounds = _run(model, settings[name], prompt, tokens, stop_tokens)
-                    estimate.done(name, clock() - began)
+                    ids, rounds, seconds = run(name, prompt, tokens)
+                    estimate.done(name, seconds)
                     runs.append(BenchRun(workload, index, name, ids, rounds))
                     done()
     return runs
@@ -210,22 +174,3 @@ def count_drafts(rounds: Sequence[Round]) -> DraftStats:
         if round.proposer is not None:
             found = found.plus(round.drafted, round.accepted, round.seconds)
     return found
-
-
-def _fixed(
-    model: SpeculativeModel, name: str, depth: int, draft: SpeculativeModel | None
-) -> Callable[[], Strategy]:
-    return lambda: strategy_for(model, [name], depth, draft)
-
-
-def _run(
-    model: SpeculativeModel,
-    make: Callable[[], Strategy],
-    prompt: Sequence[int],
-    tokens: int,
-    stop_tokens: Collection[int],
-) -> tuple[list[int], list[Round]]:
-    rounds: list[Round] = []
-    decoder = Decoder(model, make(), observer=rounds.append)
-    ids = [token.id for token in decoder.generate(prompt, tokens, stop_tokens=stop_tokens)]
-    return ids, rounds

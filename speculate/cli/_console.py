@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import json
 import platform
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO, final
 
+import attrs
 import mlx.core as mx
 
 from speculate.errors import OptionError, SpeculateWarning
@@ -19,9 +21,7 @@ from speculate.version import VERSION, mlx_version
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-Stage = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
-"""`stage(name, steps)` opens a stage of work; inside it, a call reports each finished step."""
+    from rich.table import Table
 
 PROGRESS_INTERVAL: Final = 10.0
 """Seconds between progress lines of one stage where standard error is no terminal."""
@@ -32,34 +32,41 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def json_safe(value: object) -> object:
-    """A copy in which numbers that JSON cannot express are `None`."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): json_safe(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(inner) for inner in value]
-    return value
-
-
 def write_error(what: str, place: str | Path, error: Exception) -> OptionError:
-    """The error to raise where output cannot be written.
-
-    Args:
-        what: What was to be written.
-        place: Where it was to be written.
-        error: The system's error.
-    """
+    """The error to raise where output cannot be written, with the reason that the system gives."""
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return OptionError(f"{what} cannot be written to {place}: {reason}")
 
 
 @contextmanager
+def writing(what: str, place: str | Path) -> Iterator[None]:
+    """Raise the system's errors in the body as `write_error`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise write_error(what, place, error) from error
+
+
+def as_json(value: object, indent: int | None = None) -> str:
+    """A value as JSON, with `null` for numbers that JSON cannot express."""
+    safe = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    return json.dumps(safe, indent=indent)
+
+
+def table_of(names: str, *figures: str) -> Table:
+    """A table of a column of names and of columns of figures, without lines."""
+    from rich.table import Table
+
+    table = Table(names, box=None, pad_edge=False)
+    for title in figures:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+@contextmanager
 def one_line_warnings() -> Iterator[None]:
     """Print this package's warnings in one line each on standard error; others are unchanged."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("default", SpeculateWarning)
+    with warnings.catch_warnings(action="default", category=SpeculateWarning):
         usual = warnings.showwarning
 
         def show(
@@ -93,71 +100,45 @@ def spinner(text: str) -> Iterator[None]:
 
 
 @final
-class ProgressBar:
-    """Progress of one task: a bar in a terminal, elsewhere an occasional line."""
-
-    def __init__(self, bars: ProgressBars, task: TaskID) -> None:
-        self._bars = bars
-        self._task = task
-
-    def rename(self, name: str, steps: int | None = None) -> None:
-        """Change the name of the task, and its number of steps if given."""
-        self._bars.update(self._task, description=name, total=steps)
-
-    def advance(self, steps: int = 1) -> None:
-        """Report finished steps."""
-        self._bars.update(self._task, advance=steps)
-
-    def advance_to(self, steps: int) -> None:
-        """Report the number of steps finished in total."""
-        self._bars.update(self._task, completed=steps)
-
-
-@final
+@attrs.define
 class ProgressBars:
-    """Progress of all tasks of a command.
+    """Progress of all tasks of a command, and the estimated seconds left, if known."""
 
-    Args:
-        progress: Draws the bars; disabled where there is no terminal.
-        left: Estimated seconds until everything is done; `None` if unknown.
-        clock: The time in seconds.
-    """
+    _progress: Progress
+    _left: Callable[[], float | None]
+    _clock: Callable[[], float]
+    _last_line: float
 
-    def __init__(
-        self, progress: Progress, left: Callable[[], float | None], clock: Callable[[], float]
-    ) -> None:
-        self._progress = progress
-        self._left = left
-        self._clock = clock
-        self._last_line = clock()
+    def add(self, name: str, steps: int | None = None) -> TaskID:
+        """Start a task: a bar in a terminal, elsewhere an occasional line."""
+        return self._progress.add_task(name, total=steps, left="")
 
-    def add(self, name: str, steps: int | None = None) -> ProgressBar:
-        """Start a task. Its number of steps may be given later."""
-        return ProgressBar(self, self._progress.add_task(name, total=steps, left=""))
+    def rename(self, task: TaskID, name: str, steps: int | None = None) -> None:
+        """Change the name of a task, and its number of steps if given."""
+        self._progress.update(task, description=name, total=steps)
+        self._report(task)
 
-    def update(
-        self,
-        task: TaskID,
-        description: str | None = None,
-        total: int | None = None,
-        advance: int | None = None,
-        completed: int | None = None,
-    ) -> None:
-        """Update a task, and print a line if the last one is `PROGRESS_INTERVAL` ago."""
-        self._progress.update(
-            task,
-            description=description,
-            total=total,
-            advance=advance,
-            completed=completed,
-            left=self._remaining(),
-        )
+    def advance(self, task: TaskID, steps: int = 1) -> None:
+        """Report finished steps of a task."""
+        self._progress.update(task, advance=steps)
+        self._report(task)
+
+    @contextmanager
+    def stage(self, name: str, steps: int) -> Iterator[Callable[[], None]]:
+        """A stage of work as one task; outside a terminal a line also reports its end."""
+        task, began = self.add(name, steps), self._clock()
+        yield partial(self.advance, task)
+        self._print(f"{name}: {self._clock() - began:.1f} s")
+
+    def _report(self, task: TaskID) -> None:
+        """Show the time left, and print a line if the last one is `PROGRESS_INTERVAL` ago."""
+        self._progress.update(task, left=self._remaining())
         if self._clock() - self._last_line >= PROGRESS_INTERVAL:
             found = next(each for each in self._progress.tasks if each.id == task)
             done = "" if found.total is None else f": {found.percentage:.0f}%"
-            self.print(f"{found.description}{done}")
+            self._print(f"{found.description}{done}")
 
-    def print(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         """Print a line with the remaining time on standard error, unless it is a terminal."""
         if self._progress.disable:
             print(f"{text}{self._remaining()}", file=sys.stderr, flush=True)
@@ -172,45 +153,14 @@ class ProgressBars:
 def progress_bars(
     left: Callable[[], float | None] = lambda: None, clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[ProgressBars]:
-    """Show progress on standard error.
-
-    Args:
-        left: Estimated seconds until everything is done; `None` if unknown.
-        clock: The time in seconds.
-    """
+    """Show progress on standard error, with the seconds left; `None` if they are unknown."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn
 
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
+    columns = ("{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[left]}")
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        yield ProgressBars(progress, left, clock)
-
-
-@contextmanager
-def progress_stages(
-    left: Callable[[], float | None] = lambda: None, clock: Callable[[], float] = time.perf_counter
-) -> Iterator[Stage]:
-    """Show progress stage by stage; outside a terminal a line also reports each finished stage.
-
-    Args:
-        left: Estimated seconds until everything is done; `None` if unknown.
-        clock: The time in seconds.
-    """
-    with progress_bars(left, clock) as shown:
-
-        @contextmanager
-        def stage(name: str, steps: int) -> Iterator[Callable[[], None]]:
-            bar, began = shown.add(name, steps), clock()
-            yield bar.advance
-            shown.print(f"{name}: {clock() - began:.1f} s")
-
-        yield stage
+        yield ProgressBars(progress, left, clock, clock())
 
 
 def format_duration(seconds: float) -> str:

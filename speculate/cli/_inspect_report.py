@@ -6,7 +6,8 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Final, Literal, cast, final
@@ -16,28 +17,19 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import _get_classes
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from speculate.backends.adopt import adopt
 from speculate.checkpoints.folder import check_layers, read_json, scan_folder, section, setting
 from speculate.checkpoints.head import HeadSummary, find_head, summarize_head
 from speculate.checkpoints.names import DENSE, strip_prefix
-from speculate.checkpoints.quantization import Quantization
+from speculate.checkpoints.norms import NormDecision
 from speculate.cli._console import printable
 from speculate.errors import CannotRewindError, HeadNotFoundError, UnsupportedModelError
 from speculate.models.registry import factory_for
 from speculate.protocols import SpeculativeModel, StockModel
-
-OFFSET: Final = "exact, to any token: the offset moves back"
-"""How a full-attention cache is rewound."""
-
-WINDOW: Final = "exact, to any token: rows beyond the window are kept"
-"""How a sliding-window cache is rewound."""
-
-RECORDED: Final = "exact, to any token: the layer's inputs and states are recorded"
-"""How a recurrent state is rewound whose layer records its rollback."""
-
-BLOCKS: Final = "by whole blocks: accepted tokens are replayed"
-"""How any other recurrent state is rewound."""
 
 FINGERPRINT_DIGITS: Final = 12
 """Hexadecimal digits of a tokenizer's fingerprint."""
@@ -45,21 +37,11 @@ FINGERPRINT_DIGITS: Final = 12
 MAX_LISTED_LAYERS: Final = 8
 """Layer indices that a line of the report lists."""
 
-Row = tuple[str, str]
-"""A label and a text. The label is empty where a line continues the one above."""
-
 
 @final
 @attrs.frozen
 class LayerGroup:
-    """Layers whose caches are alike.
-
-    Attributes:
-        indices: Indices of the layers, from 0.
-        cache: mlx-lm's cache class, with the size of a window.
-        rewind: How the caches are rewound.
-        can_rewind: Whether they can be rewound.
-    """
+    """Layers with caches of one class of mlx-lm's, and how these are rewound."""
 
     indices: tuple[int, ...]
     cache: str
@@ -70,14 +52,7 @@ class LayerGroup:
 @final
 @attrs.frozen
 class Architecture:
-    """What a config says about a model.
-
-    Attributes:
-        adapter: Class of the adapter; `None` if there is none for this model.
-        layers: The layers in groups, ordered by their first layer.
-        vocabulary_size: Columns of the logits; `None` without an adapter.
-        problem: Why the layers are unknown, or why there is no adapter.
-    """
+    """What a config says about a model, or why its layers or its adapter are unknown."""
 
     adapter: str | None = None
     layers: tuple[LayerGroup, ...] = ()
@@ -88,12 +63,7 @@ class Architecture:
 @final
 @attrs.frozen
 class TokenizerSummary:
-    """What a draft model's tokenizer must match.
-
-    Attributes:
-        tokens: Number of ids that have a token.
-        fingerprint: Hash of all tokens and their ids.
-    """
+    """What a draft model's tokenizer must match: a number of tokens, and a hash of all."""
 
     tokens: int
     fingerprint: str
@@ -104,17 +74,9 @@ class TokenizerSummary:
 class CheckpointReport:
     """Description of a checkpoint. Its fields are the keys of `--json`.
 
-    Attributes:
-        path: Where it was found.
-        model_type: Model type in its config.
-        architecture: The model that the config describes; `None` for a head on its own.
-        quantization: Quantisation of the trunk in the config; `None` if there is none.
-        dtypes: Number of the trunk's tensors by dtype on disk.
-        prefix: Prefix of the head's tensor names.
-        head: The head; `None` without one.
-        no_head: Why there is no head.
-        vocabulary_size: Vocabulary size that a draft model must have.
-        tokenizer: Tokenizer that a draft model must have.
+    The architecture is that of the config, `None` for a head on its own. The dtypes are those of
+    the trunk's tensors on disk, with their numbers. The prefix is that of the head's tensor names;
+    `no_head` says why there is no head. A draft model must have the vocabulary size and tokenizer.
     """
 
     path: str
@@ -130,14 +92,9 @@ class CheckpointReport:
 
 
 def inspect(path: Path, head_path: Path | Literal[False] | None = None) -> CheckpointReport:
-    """Describe a checkpoint without loading weights.
+    """Describe a folder or a safetensors file, without loading weights.
 
-    Args:
-        path: A folder, or a safetensors file.
-        head_path: Where to look for the head instead; `False` to look for none.
-
-    Raises:
-        CheckpointError: A file is damaged or missing.
+    The head is looked for there or in `head_path`; not at all with `False`.
     """
     found = scan_folder(path)
     config, name = found.config, found.config.get("model_type")
@@ -175,9 +132,6 @@ def architecture(config: Mapping[str, object], folder: Path) -> Architecture:
     """Build mlx-lm's model from a config, and describe it.
 
     Its arrays are lazy and never evaluated: no weights are read or allocated.
-
-    Raises:
-        CheckpointError: The config asks for an implausible number of layers.
     """
     check_layers(config, folder)
     if config.get("model_file") is not None:
@@ -198,10 +152,12 @@ def architecture(config: Mapping[str, object], folder: Path) -> Architecture:
         adapter = factory(stock, head=None, eos_token_ids=(), vocabulary=None)
     except UnsupportedModelError as error:
         problem = str(error)
-    cut = _cut_layers(adapter, len(caches))
+    groups: dict[tuple[str, str, bool], list[int]] = {}
+    for index, pair in enumerate(zip(caches, _cut_layers(adapter, len(caches)), strict=True)):
+        groups.setdefault(_describe(*pair), []).append(index)
     return Architecture(
         adapter=None if adapter is None else type(adapter).__name__,
-        layers=_grouped([_describe(*pair) for pair in zip(caches, cut, strict=True)]),
+        layers=tuple(LayerGroup(tuple(indices), *kind) for kind, indices in groups.items()),
         vocabulary_size=None if adapter is None else adapter.vocab_size,
         problem=problem,
     )
@@ -213,18 +169,15 @@ def _cut_layers(adapter: SpeculativeModel | None, layers: int) -> list[bool]:
     Feeds a block of two tokens, unevaluated, and asks the caches. Where that fails the answer is
     no, since a block can always be rewound as a whole.
     """
-    no = [False] * layers
-    if adapter is None:
-        return no
-    try:
-        caches = adapter.make_cache()
-        for cache in caches:
-            cache.start_speculation()
-        adapter.forward(mx.zeros((1, 2), dtype=mx.uint32), caches)
-        found = [cache.can_trim(1) for cache in caches]
-    except Exception:
-        return no
-    return found if len(found) == layers else no
+    found: list[bool] = []
+    if adapter is not None:
+        with suppress(Exception):
+            caches = adapter.make_cache()
+            for cache in caches:
+                cache.start_speculation()
+            adapter.forward(mx.zeros((1, 2), dtype=mx.uint32), caches)
+            found = [cache.can_trim(1) for cache in caches]
+    return found if len(found) == layers else [False] * layers
 
 
 def _describe(cache: object, can_cut: bool) -> tuple[str, str, bool]:
@@ -233,40 +186,29 @@ def _describe(cache: object, can_cut: bool) -> tuple[str, str, bool]:
         adopt([cache])
     except CannotRewindError as error:
         return type(cache).__name__, f"not possible: {error}", False
-    return _kind(cache), _rewind(cache, can_cut), True
+    return *_kind_and_rewind(cache, can_cut), True
 
 
-def _kind(cache: object) -> str:
+def _kind_and_rewind(cache: object, can_cut: bool) -> tuple[str, str]:
     if isinstance(cache, CacheList):
-        return f"CacheList({', '.join(_kind(member) for member in cache.caches)})"
+        members = [_kind_and_rewind(member, can_cut) for member in cache.caches]
+        kinds = ", ".join(kind for kind, _ in members)
+        return f"CacheList({kinds})", "; ".join(dict.fromkeys(rewind for _, rewind in members))
+    kind = type(cache).__name__
     if isinstance(cache, RotatingKVCache):
-        return f"RotatingKVCache({cache.max_size})"
-    return type(cache).__name__
-
-
-def _rewind(cache: object, can_cut: bool) -> str:
-    if isinstance(cache, CacheList):
-        return "; ".join(dict.fromkeys(_rewind(member, can_cut) for member in cache.caches))
-    if isinstance(cache, RotatingKVCache):
-        return WINDOW
-    if isinstance(cache, ArraysCache):
-        return RECORDED if can_cut else BLOCKS
-    return OFFSET
-
-
-def _grouped(found: list[tuple[str, str, bool]]) -> tuple[LayerGroup, ...]:
-    groups: dict[tuple[str, str, bool], list[int]] = {}
-    for index, kind in enumerate(found):
-        groups.setdefault(kind, []).append(index)
-    return tuple(LayerGroup(tuple(indices), *kind) for kind, indices in groups.items())
+        kind = f"RotatingKVCache({cache.max_size})"
+        return kind, "exact, to any token: rows beyond the window are kept"
+    if not isinstance(cache, ArraysCache):
+        return kind, "exact, to any token: the offset moves back"
+    if can_cut:
+        return kind, "exact, to any token: the layer's inputs and states are recorded"
+    return kind, "by whole blocks: accepted tokens are replayed"
 
 
 def _quantization(config: Mapping[str, object]) -> Mapping[str, object] | None:
-    for level in (config, section(config, "text_config")):
-        for key in ("quantization", "quantization_config"):
-            if found := section(level, key):
-                return found
-    return None
+    levels = (config, section(config, "text_config"))
+    keys = ("quantization", "quantization_config")
+    return next(filter(None, (section(level, key) for level in levels for key in keys)), None)
 
 
 def _tokenizer(path: Path) -> TokenizerSummary | None:
@@ -291,33 +233,17 @@ def _tokenizer(path: Path) -> TokenizerSummary | None:
 
 
 def show(report: CheckpointReport, check: Sequence[str]) -> None:
-    """Print a report: a table in a terminal, aligned lines elsewhere.
-
-    Args:
-        report: The report.
-        check: Lines about the check of the head; empty without one.
-    """
-    rows = list(_rows(report))
-    rows += [("" if place else "check", line) for place, line in enumerate(check)]
+    """Print a report and the lines of a check: a table in a terminal, aligned lines elsewhere."""
+    rows = [*_rows(report), *_labelled("check", check)]
     title, lines = printable(report.path), [(label, printable(text)) for label, text in rows]
-    if sys.stdout.isatty():
-        _show_in_terminal(title, lines)
+    if not sys.stdout.isatty():
+        width = max(len(label) for label, _ in lines)
+        print(title, *(f"{label:<{width}}  {text}" for label, text in lines), sep="\n")
         return
-    width = max(len(label) for label, _ in lines)
-    print(title)
-    for label, text in lines:
-        print(f"{label:<{width}}  {text}")
-
-
-def _show_in_terminal(title: str, rows: Sequence[Row]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, text in rows:
+    for label, text in lines:
         # Text from a file must not be read as markup.
         table.add_row(label, Text(text))
     console = Console(highlight=False)
@@ -325,41 +251,45 @@ def _show_in_terminal(title: str, rows: Sequence[Row]) -> None:
     console.print(table)
 
 
-def _rows(report: CheckpointReport) -> Iterator[Row]:
-    made = report.architecture
-    yield "family", _family(report.model_type, made)
+def _labelled(label: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Lines of the report with the label of the first one; the others continue it."""
+    for line in lines:
+        yield label, line
+        label = ""
+
+
+def _rows(report: CheckpointReport) -> Iterator[tuple[str, str]]:
+    made, head = report.architecture, report.head
+    kind = "a head on its own" if made is None else made.adapter or "no adapter"
+    yield "family", f"{report.model_type or 'unknown: there is no config.json'} ({kind})"
     if made is not None:
         if made.problem:
             yield "", made.problem
-        yield from _layers(made)
+        yield from _labelled("layers", _layers(made.layers))
         yield "weights", _weights(report.quantization, report.dtypes)
-    if report.head is None:
+    if head is None:
         yield "head", f"none. {report.no_head or ''}".strip()
     else:
-        yield from _head(report.prefix or "", report.head)
-    yield from _draft_model(report)
+        yield from _labelled("head", _head(report.prefix, head))
+        yield from _labelled("head norms", map(_norm, head.norms))
+    size = "unknown" if report.vocabulary_size is None else report.vocabulary_size
+    yield "draft model", f"must have the same vocabulary size, apart from padding: {size}"
+    same = "must have the same tokenizer"
+    if known := report.tokenizer:
+        yield "", f"{same}: {known.tokens} tokens, fingerprint {known.fingerprint}"
+    else:
+        yield "", f"{same}; tokenizer.json here does not describe it"
 
 
-def _family(model_type: str | None, made: Architecture | None) -> str:
-    name = model_type or "unknown: there is no config.json"
-    if made is None:
-        return f"{name} (a head on its own)"
-    return f"{name} ({made.adapter or 'no adapter'})"
-
-
-def _layers(made: Architecture) -> Iterator[Row]:
-    count = sum(len(group.indices) for group in made.layers)
-    if count:
-        possible = all(group.can_rewind for group in made.layers)
-        yield "layers", f"{count}; caches {'can' if possible else 'cannot'} be rewound"
-    for group in made.layers:
-        yield "", f"{_index_list(group.indices)}: {group.cache}: {group.rewind}"
-
-
-def _index_list(indices: Sequence[int]) -> str:
-    shown = ", ".join(map(str, indices[:MAX_LISTED_LAYERS]))
-    few = len(indices) <= MAX_LISTED_LAYERS
-    return shown if few else f"{shown}, ... ({len(indices)} in all)"
+def _layers(groups: Sequence[LayerGroup]) -> Iterator[str]:
+    if count := sum(len(group.indices) for group in groups):
+        possible = all(group.can_rewind for group in groups)
+        yield f"{count}; caches {'can' if possible else 'cannot'} be rewound"
+    for group in groups:
+        count = len(group.indices)
+        shown = ", ".join(map(str, group.indices[:MAX_LISTED_LAYERS]))
+        more = f", ... ({count} in all)" if count > MAX_LISTED_LAYERS else ""
+        yield f"{shown}{more}: {group.cache}: {group.rewind}"
 
 
 def _weights(quantization: Mapping[str, object] | None, dtypes: Mapping[str, int]) -> str:
@@ -372,34 +302,23 @@ def _weights(quantization: Mapping[str, object] | None, dtypes: Mapping[str, int
     return f"{text}; {special} modules otherwise ({kinds})" if special else f"{text} ({kinds})"
 
 
-def _head(prefix: str, head: HeadSummary) -> Iterator[Row]:
+def _head(prefix: str | None, head: HeadSummary) -> Iterator[str]:
     names = f"{prefix}*" if prefix else "names without prefix"
-    yield "head", f"{names} in {', '.join(head.files)}"
+    yield f"{names} in {', '.join(head.files)}"
     kinds = [kind if kind == DENSE else f"experts {kind}" for kind in head.experts]
     size = f"{head.size_bytes / 1e6:,.1f} MB"
-    yield "", f"{head.tensors} tensors, {size}; layers: {', '.join(kinds) or 'none'}"
-    parts = [f"{count} matrices {_packing(packing)}" for packing, count in head.packings]
+    yield f"{head.tensors} tensors, {size}; layers: {', '.join(kinds) or 'none'}"
+    parts = [
+        f"{count} matrices {packing.mode} {packing.bits} bits, group {packing.group_size}"
+        for packing, count in head.packings
+    ]
     parts += [f"{count} matrices {dtype}" for dtype, count in head.plain.items()]
     parts += [f"{head.blocks} matrices of scaled 8-bit floats"] if head.blocks else []
-    yield "", "; ".join(parts)
+    yield "; ".join(parts)
     if head.unknown_tensors:
-        yield "", f"unknown tensors, not loaded: {', '.join(head.unknown_tensors)}"
-    for place, norm in enumerate(head.norms):
-        stored = "gains" if norm.convention == "gains" else "raw (gains minus one)"
-        text = f"{norm.group}: {stored}; mean {norm.mean:.3g}: {norm.reason}"
-        yield "" if place else "head norms", text
+        yield f"unknown tensors, not loaded: {', '.join(head.unknown_tensors)}"
 
 
-def _packing(packing: Quantization) -> str:
-    return f"{packing.mode} {packing.bits} bits, group {packing.group_size}"
-
-
-def _draft_model(report: CheckpointReport) -> Iterator[Row]:
-    size = "unknown" if report.vocabulary_size is None else report.vocabulary_size
-    yield "draft model", f"must have the same vocabulary size, apart from padding: {size}"
-    if report.tokenizer is None:
-        yield "", "must have the same tokenizer; tokenizer.json here does not describe it"
-    else:
-        known = report.tokenizer
-        text = f"{known.tokens} tokens, fingerprint {known.fingerprint}"
-        yield "", f"must have the same tokenizer: {text}"
+def _norm(norm: NormDecision) -> str:
+    stored = "gains" if norm.convention == "gains" else "raw (gains minus one)"
+    return f"{norm.group}: {stored}; mean {norm.mean:.3g}: {norm.reason}"

@@ -1,57 +1,49 @@
-"""Checkpoints, models and strategies by their names on the command line, and a decoding run."""
+"""Checkpoints, models and strategies by their names on the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, final
-
-import attrs
+from typing import TYPE_CHECKING, Final, Literal
 
 from speculate.cli._console import spinner
-from speculate.decoding.stats import Stats
+from speculate.decoding.stats import DraftStats
 from speculate.errors import OptionError
 from speculate.loading import DEMO_MODELS, demo_folder, load
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.proposers.prompt_lookup import PromptLookup
-from speculate.protocols import Proposer, Round, SpeculativeModel, Strategy
-from speculate.sampling.options import Sampling
+from speculate.protocols import Proposer, SpeculativeModel, Strategy
 from speculate.strategies.adaptive import Adaptive
 from speculate.strategies.fixed import Fixed, Off
-from speculate.text import DecoderOptions, stream_generate
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-Loaded = tuple[SpeculativeModel, "TokenizerWrapper"]
-"""A model and its tokenizer."""
-
-RoundListener = Callable[[Round, Stats], None]
-"""Called with each finished round, and the counters up to and including it."""
-
 PROPOSERS: Final = ("draft", "mtp", "lookup", "off")
 """Names that `--proposer` accepts."""
+
+UNAVAILABLE: Final = {
+    "mtp": "the model has no multi-token-prediction head: give its location with --head, or "
+    "use --proposer draft, lookup or off",
+    "draft": "--proposer draft needs a --draft-model",
+}
+"""Errors by the name of a proposer that is not available."""
 
 
 def find_checkpoint(
     name: str | None, revision: str | None = None, *, head_only: bool = False
 ) -> Path:
-    """Find a checkpoint, and download it if necessary.
+    """Find a checkpoint, and download it if necessary, or only the files that hold the head.
 
-    Args:
-        name: A path, a bundled model or a hub repository, in this order; `None` for the first
-            bundled model.
-        revision: Branch, tag or commit of a repository.
-        head_only: Download only the files that hold the head.
-
-    Raises:
-        CheckpointError: It does not exist.
+    The name is a path, a bundled model or a hub repository, in this order; `None` is the first
+    bundled model. The revision is a branch, tag or commit of a repository.
     """
     if is_bundled(name):
         return demo_folder(name or DEMO_MODELS[0])
     # Imports mlx-lm.
-    from speculate.checkpoints.folder import resolve_checkpoint
+    from speculate.checkpoints.hub import resolve_checkpoint
 
     return resolve_checkpoint(name or DEMO_MODELS[0], revision, head_only=head_only)
 
@@ -61,18 +53,27 @@ def is_bundled(name: str | None) -> bool:
     return name is None or (name in DEMO_MODELS and not Path(name).exists())
 
 
-def load_named(name: str | None, head: str | Literal[False] | None = None) -> Loaded:
-    """Load a model and its tokenizer.
-
-    Args:
-        name: As in `find_checkpoint`.
-        head: Where the head is, if not with the model; `False` to load none.
-    """
+def load_named(
+    name: str | None, head: str | Literal[False] | None = None
+) -> tuple[SpeculativeModel, TokenizerWrapper]:
+    """Load a model named as in `find_checkpoint`, with its head or another; `False` for none."""
     bundled = is_bundled(name)
     with spinner(f"Loading {name or DEMO_MODELS[0]} ..."):
         place = find_checkpoint(head, head_only=True) if isinstance(head, str) else head
         source = demo_folder(name or DEMO_MODELS[0]) if bundled else name
         return load(source, head=place, dequantize=bundled)
+
+
+def available_proposers(
+    model: SpeculativeModel, draft: SpeculativeModel | None
+) -> dict[str, Callable[[], Proposer]]:
+    """Factories of the proposers that a model has, by name, the best one first."""
+    found: dict[str, Callable[[], Proposer]] = {}
+    if draft is not None:
+        found["draft"] = partial(DraftModel, draft)
+    if model.head is not None:
+        found["mtp"] = MTPChain
+    return {**found, "lookup": PromptLookup}
 
 
 def strategy_for(
@@ -81,23 +82,17 @@ def strategy_for(
     depth: int | None,
     draft: SpeculativeModel | None,
 ) -> Strategy:
-    """Make a strategy from proposer names.
+    """Make a strategy from names in `PROPOSERS`; by default from all that are available.
 
-    Args:
-        model: The target.
-        names: Names in `PROPOSERS`. By default the draft model and the head, where there are
-            such, and lookup.
-        depth: Tokens to draft. By default proposer and depth adapt in every round.
-        draft: The draft model.
+    Without a depth, proposer and depth adapt in every round.
 
     Raises:
         OptionError: A proposer is not available, or the names cannot be combined.
     """
+    available = available_proposers(model, draft)
     if names is None:
-        available = {"draft": draft is not None, "mtp": model.head is not None, "lookup": True}
-        names = [name for name, found in available.items() if found]
         # A fixed depth takes one proposer: the best one available.
-        names = names if depth is None else names[:1]
+        names = list(available) if depth is None else list(available)[:1]
     names = list(dict.fromkeys(names))
     if "off" in names:
         if len(names) > 1:
@@ -105,116 +100,14 @@ def strategy_for(
         return Off()
     if depth is not None and len(names) > 1:
         raise OptionError("--depth is for one proposer: name one, or leave --depth out")
-    proposers = [proposer_for(model, name, draft) for name in names]
+    for name in names:
+        if name not in available:
+            raise OptionError(UNAVAILABLE[name])
+    proposers = [available[name]() for name in names]
     return Adaptive(*proposers) if depth is None else Fixed(proposers[0], depth)
 
 
-def proposer_for(model: SpeculativeModel, name: str, draft: SpeculativeModel | None) -> Proposer:
-    """Make the proposer of a name.
-
-    Raises:
-        OptionError: The model has no head, or there is no draft model.
-    """
-    if name == "lookup":
-        return PromptLookup()
-    if name == "mtp":
-        if model.head is None:
-            raise OptionError(
-                "the model has no multi-token-prediction head: give its location with --head, or "
-                "use --proposer draft, lookup or off"
-            )
-        return MTPChain()
-    if draft is None:
-        raise OptionError("--proposer draft needs a --draft-model")
-    return DraftModel(draft)
-
-
-@final
-@attrs.frozen
-class Completion:
-    """A generated text with its counters.
-
-    Attributes:
-        ids: Generated tokens.
-        text: Their text.
-        stats: Counters of rounds and drafts.
-        tokens_per_second: Speed of generation, without the prompt.
-    """
-
-    ids: Sequence[int]
-    text: str
-    stats: Stats
-    tokens_per_second: float
-
-    @property
-    def accepted(self) -> str:
-        """Accepted and drafted tokens, as in "3 of 8"."""
-        return f"{self.stats.accepted_tokens} of {self.stats.draft_tokens}"
-
-    def line(self) -> str:
-        """The counters in one line."""
-        drafts = "nothing drafted"
-        if self.stats.drafts:
-            length = f"mean acceptance length {self.stats.mean_acceptance_length:.2f}"
-            rate = f"{self.stats.acceptance_rate:.0%}"
-            drafts = f"drafts accepted {self.accepted} ({rate}), {length}"
-        return (
-            f"{len(self.ids)} tokens, {self.stats.rounds} target passes, {drafts}, "
-            f"{self.tokens_per_second:.1f} tokens/s"
-        )
-
-
-def complete(
-    model: SpeculativeModel,
-    tokenizer: TokenizerWrapper,
-    prompt: str,
-    strategy: Strategy,
-    *,
-    max_tokens: int,
-    sampling: Sampling | None = None,
-    stop: Sequence[str] = (),
-    chat_template: bool = False,
-    write: Callable[[str], None] = lambda _: None,
-    listeners: Sequence[RoundListener] = (),
-    options: DecoderOptions | None = None,
-) -> Completion:
-    """Generate a text and count rounds and drafts.
-
-    Args:
-        model: The target.
-        tokenizer: Its tokenizer.
-        prompt: The prompt, as a string.
-        strategy: Decides which proposer drafts and how much.
-        max_tokens: Tokens to generate; -1 for no limit.
-        sampling: How tokens are sampled; greedy by default.
-        stop: Strings that end the text.
-        chat_template: Whether to apply the tokenizer's chat template to the prompt.
-        write: Called with each piece of text.
-        listeners: Called after each round.
-        options: Further options of the decoder.
-    """
-    stats = Stats(seed=sampling.seed if sampling and sampling.temperature > 0 else None)
-
-    def observe(round: Round, /) -> None:
-        stats.count(round)
-        for listener in listeners:
-            listener(round, stats)
-
-    given: DecoderOptions = {**(options or {}), "observer": observe}
-    ids: list[int] = []
-    pieces: list[str] = []
-    for response in stream_generate(
-        model,
-        tokenizer,
-        prompt,
-        strategy=strategy,
-        sampling=sampling,
-        max_tokens=max_tokens,
-        stop=stop,
-        chat_template=chat_template,
-        **given,
-    ):
-        ids.append(response.token)
-        pieces.append(response.text)
-        write(response.text)
-    return Completion(ids, "".join(pieces), stats, response.generation_tps)
+def share_per_position(drafts: DraftStats) -> list[float]:
+    """Accepted share of the drafted tokens at each draft position."""
+    pairs = zip(drafts.accepted_per_position, drafts.drafted_per_position, strict=True)
+    return [accepted / drafted for accepted, drafted in pairs]

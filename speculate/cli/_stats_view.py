@@ -2,57 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, BinaryIO, Final, cast, final
+from typing import BinaryIO, Final, cast, final
 
 import attrs
-from typing_extensions import Protocol
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from speculate.cli._console import json_safe, write_error
-from speculate.decoding.stats import DraftStats, Stats
+from speculate.cli._arguments import STANDARD_STREAM
+from speculate.cli._console import as_json, table_of, writing
+from speculate.cli._models import share_per_position
+from speculate.decoding.stats import Stats
 from speculate.protocols import Round
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
 
 MAX_COLUMNS: Final = 60
 """Columns of the history at most. When they are full, each one stands for twice as many rounds."""
 
 NO_DRAFT: Final = "."
-"""Symbol of rounds without a draft."""
-
 BARS: Final = "▁▂▃▄▅▆▇█"
-"""Bars of increasing height."""
-
 ASCII_BARS: Final = "12345678"
-"""The same for consoles that show ASCII only."""
-
-REFRESH_SECONDS: Final = 0.1
-"""Shortest time between two updates of the live view."""
+"""Symbols of the history: no draft, and bars of increasing height, also in ASCII only."""
 
 UNFINISHED_LINES: Final = 3
 """Screen lines that the live view shows of an unfinished line of text."""
-
-STANDARD_ERROR: Final = "-"
-"""Name of standard error on the command line."""
 
 
 @final
 @attrs.frozen
 class HistoryColumn:
-    """Consecutive rounds in one column of the history.
-
-    Attributes:
-        rounds: Number of rounds.
-        drafted: Tokens drafted in them.
-        proposers: Number of drafts by proposer.
-    """
+    """Consecutive rounds in one column of the history, with the number of drafts by proposer."""
 
     rounds: int
     drafted: int
@@ -63,23 +47,12 @@ class HistoryColumn:
         proposers = self.proposers + other.proposers
         return HistoryColumn(self.rounds + other.rounds, self.drafted + other.drafted, proposers)
 
-    @property
-    def depth(self) -> float:
-        """Mean number of tokens drafted in a round."""
-        return self.drafted / self.rounds
-
-    @property
-    def name(self) -> str:
-        """Name of the proposer that drafted most often."""
-        return self.proposers.most_common(1)[0][0] if self.proposers else NO_DRAFT
-
 
 @final
 class DraftHistory:
     """Proposers and draft depths over time, in a bounded number of columns.
 
-    Attributes:
-        columns: In order; all but the last one stand for the same number of rounds.
+    All columns but the last one stand for the same number of rounds.
     """
 
     def __init__(self) -> None:
@@ -101,20 +74,23 @@ class DraftHistory:
 
     def depths(self, *, ascii_only: bool = False) -> str:
         """A bar for the depth of each column, relative to the deepest; a dot for no draft."""
-        bars, most = ASCII_BARS if ascii_only else BARS, max(c.depth for c in self.columns)
-        levels = [c.depth / most if most else 0.0 for c in self.columns]
-        return "".join(bars[int(level * 7.999)] if level else NO_DRAFT for level in levels)
+        bars = ASCII_BARS if ascii_only else BARS
+        depths = [column.drafted / column.rounds for column in self.columns]
+        most = max(depths)
+        return "".join(bars[int(each / most * 7.999)] if each else NO_DRAFT for each in depths)
 
     def names(self) -> str:
         """First letter of the most frequent proposer of each column; a dot for no draft."""
-        return "".join(column.name[:1] for column in self.columns)
+        most_frequent = (column.proposers.most_common(1) for column in self.columns)
+        return "".join(found[0][0][:1] if found else NO_DRAFT for found in most_frequent)
 
 
 @final
 class StatsTable:
-    """Tables of the counters and the draft history so far."""
+    """The counters and the draft history so far, as tables on a console."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._stats = Stats()
         self._history = DraftHistory()
         self._last: Round | None = None
@@ -124,102 +100,80 @@ class StatsTable:
         self._stats, self._last = stats, round
         self._history.add(round)
 
-    def rendered(self, *, last_round: bool, ascii_only: bool) -> RenderableType:
-        """The tables.
-
-        Args:
-            last_round: Include the last round.
-            ascii_only: Use ASCII characters only.
-        """
-        from rich.console import Group
-        from rich.table import Table
-
+    def rendered(self, *, last_round: bool) -> RenderableType:
+        """The tables, with or without a line about the last round."""
+        stats, last = self._stats, self._last
         lines = Table(box=None, show_header=False, pad_edge=False)
         lines.add_column(style="bold", no_wrap=True)
         lines.add_column(no_wrap=True)
-        if self._last is None:
+        if last is None:
             lines.add_row("tokens", "none yet")
             return lines
-        lines.add_row("tokens", _tokens(self._stats))
-        lines.add_row("speedup", _speedup(self._stats))
+        rate = stats.round_tokens / stats.seconds if stats.seconds else 0.0
+        each = stats.round_tokens / stats.rounds
+        text = f"{stats.round_tokens}, {rate:.1f} per second, {each:.2f} per round"
+        lines.add_row("tokens", text)
+        lines.add_row("speedup", _speedup(stats))
         if last_round:
-            lines.add_row("last round", _round(self._last))
+            counts = f", {last.drafted} drafted, {last.accepted} accepted"
+            lines.add_row("last round", last.proposer + counts if last.proposer else "no draft")
+        ascii_only = self._console.options.ascii_only
         lines.add_row("depths", self._history.depths(ascii_only=ascii_only))
         lines.add_row("drafts by", self._history.names())
-        return Group(self._by_proposer(), "", lines)
-
-    def _by_proposer(self) -> Table:
-        from rich.table import Table
-
-        table = Table("proposer", box=None, pad_edge=False)
-        for title in ("rounds", "time", "drafted", "accepted", "rate"):
-            table.add_column(title, justify="right", no_wrap=True)
-        table.add_column("accepted per position, %")
-        stats = self._stats
-        for name, own in stats.by_proposer.items():
-            drafted, accepted = str(own.draft_tokens), str(own.accepted_tokens)
-            time = _share(own.seconds, stats.seconds)
-            rate = _share(own.accepted_tokens, own.draft_tokens)
-            table.add_row(name, str(own.drafts), time, drafted, accepted, rate, _per_position(own))
-        plain, seconds = stats.rounds - stats.drafts, stats.seconds - stats.total.seconds
-        if plain:
-            table.add_row("no draft", str(plain), _share(seconds, stats.seconds))
-        return table
+        return Group(_by_proposer(stats), "", lines)
 
 
-class TextView(Protocol):
-    """Shows generated text and its statistics."""
+def _by_proposer(stats: Stats) -> Table:
+    table = table_of("proposer", "rounds", "time", "drafted", "accepted", "rate")
+    table.add_column("accepted per position, %")
+    for name, own in stats.by_proposer.items():
+        drafted, accepted = str(own.draft_tokens), str(own.accepted_tokens)
+        time, rate = _share(own.seconds, stats.seconds), f"{own.acceptance_rate:.0%}"
+        shares = " ".join(f"{100 * share:.0f}" for share in share_per_position(own))
+        table.add_row(name, str(own.drafts), time, drafted, accepted, rate, shares)
+    if plain := stats.rounds - stats.drafts:
+        seconds = stats.seconds - stats.total.seconds
+        table.add_row("no draft", str(plain), _share(seconds, stats.seconds))
+    return table
 
-    def write(self, text: str, /) -> None:
-        """Show the next piece of text."""
 
-    def add_round(self, round: Round, stats: Stats, /) -> None:
-        """Add a round, with the counters up to and including it."""
+def _speedup(stats: Stats) -> str:
+    actual, predicted = stats.actual_speedup, stats.predicted_speedup
+    found = "unknown: the time of plain decoding is unknown" if actual is None else f"{actual:.2f}"
+    return found if predicted is None else f"{found}, {predicted:.2f} predicted"
 
-    def end(self) -> None:
-        """Finish, with the cursor at the beginning of a line."""
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else ""
 
 
 @contextmanager
-def text_view(*, stats: bool, quiet: bool) -> Iterator[TextView]:
-    """Show generated text on standard output.
+def text_view(*, stats: bool, quiet: bool) -> Iterator[PlainView | LiveView]:
+    """Show generated text on standard output, and statistics if wanted.
 
-    Args:
-        stats: Show statistics as well: live in a terminal, elsewhere in a table after the text,
-            on standard error.
-        quiet: Keep standard error free: the table follows the text on standard output.
+    These are live in a terminal, elsewhere in a table on standard error after the text, or on
+    standard output if standard error is to stay quiet.
     """
-    if not stats:
-        view: TextView = PlainView()
+    console = Console(highlight=False)
+    if stats and not quiet and console.is_terminal and not console.is_dumb_terminal:
+        live = LiveView(console, interval=0.1)
+        try:
+            yield live
+        finally:
+            live.end()
+    else:
+        view = PlainView(Console(stderr=not quiet, highlight=False) if stats else None)
         yield view
         view.end()
-        return
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not quiet and console.is_terminal and not console.is_dumb_terminal:
-        view = LiveView(console, REFRESH_SECONDS)
-        try:
-            yield view
-        finally:
-            view.end()
-        return
-    view = PlainView(Console(stderr=not quiet, highlight=False))
-    yield view
-    view.end()
 
 
 @final
 class PlainView:
-    """Streams text, and prints a table after it.
+    """Streams text, and prints a table on a console after it; no table without a console."""
 
-    Args:
-        console: Where to print the table; `None` for no table.
-    """
-
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None) -> None:
         self._console = console
-        self._table = StatsTable()
+        self._table = None if console is None else StatsTable(console)
         self._last_char = ""
 
     def write(self, text: str, /) -> None:
@@ -228,35 +182,27 @@ class PlainView:
         self._last_char = text[-1:] or self._last_char
 
     def add_round(self, round: Round, stats: Stats, /) -> None:
-        if self._console is not None:
+        if self._table is not None:
             self._table.add(round, stats)
 
     def end(self) -> None:
         if self._last_char != "\n":
             print()
         sys.stdout.flush()
-        if self._console is not None:
-            ascii_only = self._console.options.ascii_only
+        if self._console is not None and self._table is not None:
             self._console.print()
-            self._console.print(self._table.rendered(last_round=False, ascii_only=ascii_only))
+            self._console.print(self._table.rendered(last_round=False))
             self._console.print()
 
 
 @final
 class LiveView:
-    """Streams text above statistics that are updated in place.
-
-    Args:
-        console: A terminal.
-        interval: Shortest time between two updates, in seconds.
-    """
+    """Streams text above statistics that are updated in place, at most every `interval` seconds."""
 
     def __init__(self, console: Console, interval: float) -> None:
-        from rich.live import Live
-
         self._console = console
         self._interval = interval
-        self._table = StatsTable()
+        self._table = StatsTable(console)
         self._text = ""
         self._running = True
         self._drawn = time.monotonic()
@@ -287,8 +233,6 @@ class LiveView:
 
     def _draw(self) -> None:
         """Print the finished lines of text, and the statistics below them, in one write."""
-        from rich.text import Text
-
         lines, newline, self._text = self._text.rpartition("\n")
         with self._console:
             if newline:
@@ -297,106 +241,49 @@ class LiveView:
         self._drawn = time.monotonic()
 
     def _rendered(self) -> RenderableType:
-        from rich.console import Group
-        from rich.text import Text
-
-        options = self._console.options
-        table = self._table.rendered(last_round=self._running, ascii_only=options.ascii_only)
-        line = Text(self._text[-UNFINISHED_LINES * options.max_width :])
+        table = self._table.rendered(last_round=self._running)
+        line = Text(self._text[-UNFINISHED_LINES * self._console.options.max_width :])
         return Group(line, "", table) if self._running else Group("", table, "")
 
 
 @final
+@attrs.frozen
 class EventLog:
-    """Writes each round as a JSON line, in one unbuffered write: a killed run leaves whole lines.
+    """Writes each round as a JSON line in one unbuffered write: a killed run leaves whole lines."""
 
-    Args:
-        file: The file to write to.
-        name: Its name in errors.
-    """
-
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file = file
-        self._name = name
+    file: BinaryIO
+    name: str
 
     def __call__(self, round: Round, stats: Stats, /) -> None:
-        fields = json_safe(event_fields(round, stats))
-        line = json.dumps(fields, allow_nan=False).encode() + b"\n"
-        try:
+        """Write a round, with the counters up to and including it."""
+        totals = {
+            "seed": stats.seed,
+            "rounds": stats.rounds,
+            "tokens": stats.round_tokens,
+            "seconds": stats.seconds,
+            "drafts": stats.drafts,
+            "draft_tokens": stats.draft_tokens,
+            "accepted_tokens": stats.accepted_tokens,
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "acceptance_rate": stats.acceptance_rate,
+            "predicted_speedup": stats.predicted_speedup,
+            "actual_speedup": stats.actual_speedup,
+        }
+        line = as_json({**attrs.asdict(round), "totals": totals}).encode() + b"\n"
+        with writing("events", self.name):
             while line:
-                line = line[self._file.write(line) :]
-            self._file.flush()
-        except OSError as error:
-            raise write_error("events", self._name, error) from error
+                line = line[self.file.write(line) :]
+            self.file.flush()
 
 
 @contextmanager
 def event_log(name: str) -> Iterator[EventLog]:
-    """Open an event log.
-
-    Args:
-        name: Path of the file to append to; `-` for standard error.
-
-    Raises:
-        OptionError: It cannot be written to.
-    """
-    if name == STANDARD_ERROR:
+    """Open an event log: the path of a file to append to, or `-` for standard error."""
+    if name == STANDARD_STREAM:
         yield EventLog(sys.stderr.buffer, "standard error")
         return
     with ExitStack() as stack:
-        try:
+        with writing("events", name):
             # Unbuffered, so that a line is written whole or not at all.
             file = stack.enter_context(open(name, "ab", buffering=0))
-        except (OSError, ValueError) as error:
-            raise write_error("events", name, error) from error
         yield EventLog(cast(BinaryIO, file), name)
-
-
-def event_fields(round: Round, stats: Stats) -> dict[str, object]:
-    """The fields of an event: those of a round, and totals.
-
-    Args:
-        round: The round.
-        stats: Counters up to and including it.
-    """
-    totals = {
-        "seed": stats.seed,
-        "rounds": stats.rounds,
-        "tokens": stats.round_tokens,
-        "seconds": stats.seconds,
-        "drafts": stats.drafts,
-        "draft_tokens": stats.draft_tokens,
-        "accepted_tokens": stats.accepted_tokens,
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "acceptance_rate": stats.acceptance_rate,
-        "predicted_speedup": stats.predicted_speedup,
-        "actual_speedup": stats.actual_speedup,
-    }
-    return {**attrs.asdict(round), "totals": totals}
-
-
-def _tokens(stats: Stats) -> str:
-    rate = stats.round_tokens / stats.seconds if stats.seconds else 0.0
-    each = stats.round_tokens / stats.rounds
-    return f"{stats.round_tokens}, {rate:.1f} per second, {each:.2f} per round"
-
-
-def _speedup(stats: Stats) -> str:
-    actual, predicted = stats.actual_speedup, stats.predicted_speedup
-    found = "unknown: the time of plain decoding is unknown" if actual is None else f"{actual:.2f}"
-    return found if predicted is None else f"{found}, {predicted:.2f} predicted"
-
-
-def _round(round: Round) -> str:
-    if round.proposer is None:
-        return "no draft"
-    return f"{round.proposer}, {round.drafted} drafted, {round.accepted} accepted"
-
-
-def _per_position(own: DraftStats) -> str:
-    pairs = zip(own.accepted_per_position, own.drafted_per_position, strict=True)
-    return " ".join(f"{100 * accepted / drafted:.0f}" for accepted, drafted in pairs)
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -14,19 +15,7 @@ from typing_extensions import override
 
 from speculate.cli._console import write_error
 
-LAST_STANDARD_DESCRIPTOR: Final = 2
-"""File descriptor of standard error, the last of the three standard streams."""
-
-READER_LEFT: Final = 141
-"""Exit status after the reader has closed the pipe: 128 + SIGPIPE, as shells report it."""
-
-LENIENT_ERRORS: Final = (
-    "ignore",
-    "replace",
-    "backslashreplace",
-    "xmlcharrefreplace",
-    "namereplace",
-)
+LENIENT: Final = ("ignore", "replace", "backslashreplace", "xmlcharrefreplace", "namereplace")
 """Encoding error handlers that never raise."""
 
 
@@ -41,7 +30,9 @@ def standard_streams() -> Iterator[None]:
     """
     _reserve_descriptors()
     out = sys.stdout if _is_missing(sys.stdout) else _guarded(sys.stdout, _fail)
-    err = _guarded(_closed_stream() if _is_missing(sys.stderr) else sys.stderr, _ignore)
+    closed = cast(io.BufferedWriter, _ClosedBuffer())
+    missing = io.TextIOWrapper(closed, "utf-8", write_through=True)
+    err = _guarded(missing if _is_missing(sys.stderr) else sys.stderr, _ignore)
     with redirect_stdout(out), redirect_stderr(err):
         try:
             yield
@@ -52,11 +43,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def check_output() -> None:
-    """Check that there is a standard output, before a command does anything.
-
-    Raises:
-        OptionError: There is none.
-    """
+    """Raise an `OptionError` without standard output, before a command does anything."""
     if _is_missing(sys.stdout):
         raise write_error("output", "standard output", _closed_error())
 
@@ -65,9 +52,7 @@ def check_output() -> None:
 class _GuardedStream(io.TextIOWrapper):
     """Writes to the buffer of another stream, and passes write errors to a handler.
 
-    Args:
-        stream: The other stream. It stays open, and its settings do not change.
-        failed: Called with the system's error when something cannot be written.
+    The other stream stays open, and its settings do not change.
     """
 
     def __init__(self, stream: io.TextIOWrapper, failed: Callable[[Exception], None]) -> None:
@@ -76,7 +61,7 @@ class _GuardedStream(io.TextIOWrapper):
         super().__init__(
             stream.buffer,
             encoding=stream.encoding,
-            errors=stream.errors if stream.errors in LENIENT_ERRORS else "replace",
+            errors=stream.errors if stream.errors in LENIENT else "replace",
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )
@@ -85,22 +70,24 @@ class _GuardedStream(io.TextIOWrapper):
         self._failed = failed
         self._broken = False
 
-    @override
-    def write(self, text: str, /) -> int:
+    @contextmanager
+    def _handled(self) -> Iterator[None]:
         try:
-            return super().write(text)
+            yield
         except (OSError, ValueError) as error:
             self._broken = True
             self._failed(error)
-            return len(text)
+
+    @override
+    def write(self, text: str, /) -> int:
+        with self._handled():
+            super().write(text)
+        return len(text)
 
     @override
     def flush(self) -> None:
-        try:
+        with self._handled():
             super().flush()
-        except (OSError, ValueError) as error:
-            self._broken = True
-            self._failed(error)
 
     @override
     def isatty(self) -> bool:
@@ -112,10 +99,8 @@ class _GuardedStream(io.TextIOWrapper):
 
     def release(self) -> None:
         """Empty the buffer. Otherwise Python would report unwritten output when it exits."""
-        try:
-            super().flush()
-        except (OSError, ValueError):
-            self._broken = True
+        self._failed = _ignore
+        self.flush()
         if self._broken:
             with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self.fileno())
@@ -140,7 +125,7 @@ def _reserve_descriptors() -> None:
     Otherwise MLX would read a file that gets the descriptor of standard input as one that cannot
     be opened, and libraries would write their errors into a file that gets that of standard error.
     """
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= LAST_STANDARD_DESCRIPTOR:
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # Standard error.
         continue
     os.close(opened)
 
@@ -148,10 +133,6 @@ def _reserve_descriptors() -> None:
 def _guarded(stream: TextIO, failed: Callable[[Exception], None]) -> TextIO:
     """Guard a stream; one in memory is returned as it is."""
     return _GuardedStream(stream, failed) if isinstance(stream, io.TextIOWrapper) else stream
-
-
-def _closed_stream() -> TextIO:
-    return io.TextIOWrapper(cast(io.BufferedWriter, _ClosedBuffer()), "utf-8", write_through=True)
 
 
 def _is_missing(stream: TextIO | None) -> bool:
@@ -165,7 +146,7 @@ def _closed_error() -> OSError:
 def _fail(error: Exception) -> None:
     """Handle an error of standard output."""
     if isinstance(error, BrokenPipeError):
-        raise SystemExit(READER_LEFT)
+        raise SystemExit(128 + signal.SIGPIPE)  # As shells report it.
     raise write_error("output", "standard output", error) from error
 
 

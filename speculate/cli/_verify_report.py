@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast, final
 
 import attrs
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from speculate import verify
 from speculate.checkpoints.folder import summarize_error
-from speculate.cli._console import device, json_safe, printable, versions
+from speculate.cli._arguments import STANDARD_STREAM
+from speculate.cli._console import ProgressBars, as_json, device, printable, versions, writing
 from speculate.errors import CheckpointError
 from speculate.protocols import StockModel
-from speculate.verify import Case, Difference, Result, VerificationTarget
 from speculate.verify.rounding import Outcome, counted
 
 if TYPE_CHECKING:
@@ -28,17 +30,7 @@ MAX_SHOWN: Final = 3
 @final
 @attrs.frozen
 class CheckReport:
-    """A check that was run. Fields of this and the following classes are keys of the JSON report.
-
-    Attributes:
-        check: Name of the check.
-        case: What it was applied to.
-        outcome: Its verdict.
-        compared: Number of comparisons.
-        unit: What was compared.
-        figure: The result in one line.
-        differences: Every difference.
-    """
+    """A check of a case, and its result in one line. All fields of reports are keys of the JSON."""
 
     check: str
     case: str
@@ -46,34 +38,22 @@ class CheckReport:
     compared: int
     unit: str
     figure: str
-    differences: Sequence[Difference]
-
-    @classmethod
-    def of(cls, case: Case, result: Result) -> CheckReport:
-        """Report a case and its result."""
-        summary, unit = result.summary(), result.unit
-        found = (result.outcome, result.compared, unit, summary, list(result.differences))
-        return cls(case.check, case.name, *found)
+    differences: Sequence[verify.Difference]
 
 
 @final
 @attrs.define
 class ModelReport:
-    """A model with its checks.
+    """A model with the checks that were run, of those that were planned.
 
-    Attributes:
-        name: Name on the command line.
-        about: Properties of the model, by label.
-        noise: Largest difference among mlx-lm's own logits of one sequence, fed in blocks and
-            token by token.
-        planned: Number of checks to run.
-        checks: Checks that were run.
+    `noise` is the largest difference among mlx-lm's own logits of one sequence, fed in blocks and
+    token by token.
     """
 
     name: str
     about: Mapping[str, str]
     noise: float
-    planned: int = 0
+    planned: int
     checks: list[CheckReport] = attrs.Factory(list)
 
     @property
@@ -85,15 +65,7 @@ class ModelReport:
 @final
 @attrs.define
 class VerificationReport:
-    """A run of the command.
-
-    Attributes:
-        tokens: Tokens of each decoding run.
-        versions: Versions of the software, by name.
-        device: MLX's device, and the system.
-        models: Models that were checked.
-        interrupted: Whether the run was interrupted.
-    """
+    """A run of the command, with so many tokens in each decoding run."""
 
     tokens: int
     versions: Mapping[str, str] = attrs.Factory(versions)
@@ -107,47 +79,63 @@ class VerificationReport:
         return worst(model.outcome for model in self.models)
 
 
-def describe_model(name: str, draft: str | None, target: VerificationTarget) -> ModelReport:
-    """Describe a loaded model, and measure its rounding.
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The worst of several verdicts; `OK` for none."""
+    return max(outcomes, key=("OK", "NUMERICS", "BUG").index, default="OK")
 
-    Raises:
-        CheckpointError: The model does not run on this machine.
-    """
+
+def check_model(
+    report: VerificationReport,
+    name: str,
+    draft: str | None,
+    target: verify.VerificationTarget,
+    shown: ProgressBars,
+) -> None:
+    """Run all checks of a model, and add it to a report."""
+    task = shown.add(f"{name}: rounding")
     try:
-        noise = target.rounding.noise
-        logits = target.oracle.cold(target.ids(0, 1))
+        noise, about = target.rounding.noise, _about(draft, target)
     except Exception as error:
         raise CheckpointError(
             f"{name}: does not run on this machine: {summarize_error(error)}"
         ) from error
-    caches = Counter(type(cache).__name__ for cache in target.oracle.caches())
-    about = {
-        "family": _family(target),
-        "logits": _dtype_name(logits.dtype),
-        "weights": "unknown" if target.oracle.stock is None else _weights(target.oracle.stock),
-        "caches": ", ".join(f"{count} {kind}" for kind, count in caches.items()),
-        "drafts": ", ".join(_drafter(drafter.name, draft) for drafter in target.drafters),
-    }
-    return ModelReport(name, about, noise)
+    todo = verify.cases(target)
+    model = ModelReport(name, about, noise, planned=len(todo))
+    report.models.append(model)
+    for case in todo:
+        shown.rename(task, f"{name}: {case.check}, {case.name}", len(todo))
+        result = case.run()
+        counts = (result.outcome, result.compared, result.unit)
+        differences = list(result.differences)
+        check = CheckReport(case.check, case.name, *counts, result.summary(), differences)
+        model.checks.append(check)
+        shown.advance(task)
+    shown.rename(task, f"{name}: {model.outcome}")
 
 
-def _family(target: VerificationTarget) -> str:
-    """mlx-lm's name of the architecture, and the adapter."""
+def _about(draft: str | None, target: verify.VerificationTarget) -> dict[str, str]:
+    """Properties of a model, by label."""
     stock, adapter = target.oracle.stock, type(target.model).__name__
-    if stock is None:
-        return f"unknown ({adapter})"
-    return f"{type(stock).__module__.rpartition('.')[2]} ({adapter})"
+    family = "unknown" if stock is None else type(stock).__module__.rpartition(".")[2]
+    logits = target.oracle.cold(target.ids(0, 1))
+    caches = Counter(type(cache).__name__ for cache in target.oracle.caches())
+    names = [drafter.name for drafter in target.drafters]
+    return {
+        "family": f"{family} ({adapter})",
+        "logits": _dtype_name(logits.dtype),
+        "weights": "unknown" if stock is None else _weights(stock),
+        "caches": ", ".join(f"{count} {kind}" for kind, count in caches.items()),
+        "drafts": ", ".join(f"draft ({draft})" if name == "draft" else name for name in names),
+    }
 
 
 def _weights(stock: StockModel) -> str:
     """Packings of quantised matrices, and dtypes of all other weights."""
     module = cast("Module", stock)
-    packings: Counter[str] = Counter()
-    for _, part in module.named_modules():
-        settings = vars(part)
-        if "bits" in settings:
-            mode, bits, group = (settings.get(name) for name in ("mode", "bits", "group_size"))
-            packings[f"{mode} {bits} bits, group {group}"] += 1
+    parts = [vars(part) for _, part in module.named_modules() if "bits" in vars(part)]
+    packings = Counter(
+        f"{part.get('mode')} {part['bits']} bits, group {part.get('group_size')}" for part in parts
+    )
     weights = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
     dtypes = Counter(
         _dtype_name(weight.dtype) for _, weight in weights if weight.dtype != mx.uint32
@@ -156,25 +144,22 @@ def _weights(stock: StockModel) -> str:
     return "; ".join([*quantised, ", ".join(dtype for dtype, _ in dtypes.most_common())])
 
 
-def _drafter(name: str, draft: str | None) -> str:
-    return f"{name} ({draft})" if name == "draft" and draft else name
-
-
 def _dtype_name(dtype: mx.Dtype) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """The worst of several verdicts; `OK` for none."""
-    found = set(outcomes)
-    return "BUG" if "BUG" in found else "NUMERICS" if "NUMERICS" in found else "OK"
-
-
-def as_json(report: VerificationReport) -> str:
-    """The report as JSON, with every difference."""
-    found = attrs.asdict(report)
-    found["outcome"] = report.outcome
-    return json.dumps(json_safe(found), indent=1, allow_nan=False)
+def write(report: VerificationReport, place: str | None) -> None:
+    """Print a report, and then write it to a file if there is one."""
+    text = "\n".join(as_text(report))
+    data = as_json({**attrs.asdict(report), "outcome": report.outcome}, indent=1)
+    if place == STANDARD_STREAM:
+        print(text, file=sys.stderr)
+        print(data)
+        return
+    print(text)
+    if place is not None:
+        with writing("the report", place):
+            Path(place).write_text(f"{data}\n", encoding="utf-8")
 
 
 def as_text(report: VerificationReport) -> Iterator[str]:
@@ -182,7 +167,8 @@ def as_text(report: VerificationReport) -> Iterator[str]:
     checks = [check for model in report.models for check in model.checks]
     compared = counted(sum(check.compared for check in checks), "comparisons")
     differences = counted(sum(len(check.differences) for check in checks), "differences")
-    yield f"speculate verify: {_verdict(report)}"
+    so_far = " so far, interrupted" if report.interrupted else ""
+    yield f"speculate verify: {report.outcome}{so_far}"
     yield f"{differences} in {compared}, {counted(len(checks), 'checks')}"
     yield ""
     yield ", ".join(f"{name} {version}" for name, version in report.versions.items())
@@ -191,14 +177,14 @@ def as_text(report: VerificationReport) -> Iterator[str]:
         yield ""
         yield from _model_lines(model)
     yield ""
-    yield from _footer(report)
-
-
-def _verdict(report: VerificationReport) -> str:
-    outcome: str = report.outcome
-    if report.interrupted:
-        return f"{outcome} so far, interrupted"
-    return outcome
+    if report.outcome == "BUG":
+        yield "This is a BUG: please report it, with everything above."
+    elif report.outcome == "NUMERICS":
+        yield "Nothing is wrong: all differences are within rounding on this machine."
+    yield (
+        f"Each run decoded {report.tokens} tokens: --tokens {8 * report.tokens} checks longer "
+        "sequences and takes longer."
+    )
 
 
 def _model_lines(model: ModelReport) -> Iterator[str]:
@@ -219,14 +205,3 @@ def _model_lines(model: ModelReport) -> Iterator[str]:
             yield f"    and {len(wrong) - MAX_SHOWN} more"
     if missing := model.planned - len(model.checks):
         yield f"  not run: {missing} of {model.planned} checks"
-
-
-def _footer(report: VerificationReport) -> Iterator[str]:
-    if report.outcome == "BUG":
-        yield "This is a BUG: please report it, with everything above."
-    elif report.outcome == "NUMERICS":
-        yield "Nothing is wrong: all differences are within rounding on this machine."
-    yield (
-        f"Each run decoded {report.tokens} tokens: --tokens {8 * report.tokens} checks longer "
-        "sequences and takes longer."
-    )

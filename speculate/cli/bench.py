@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -13,8 +12,10 @@ from typing import TYPE_CHECKING, Final, cast
 import attrs
 import mlx.core as mx
 
-from speculate.cli._arguments import MODEL_HELP, Command, add_head, parse_positive
-from speculate.cli._console import device, json_safe, progress_stages, versions, write_error
+from speculate.cli import _bench_report as report
+from speculate.cli._arguments import Command, add_models, parse_positive
+from speculate.cli._bench_runs import REPEATS, Estimate, run_all, settings_for, time_forwards
+from speculate.cli._console import as_json, device, progress_bars, versions, writing
 from speculate.cli._models import load_named
 from speculate.errors import CheckpointError
 from speculate.loading import DEMO_MODELS, demo_folder
@@ -22,39 +23,19 @@ from speculate.loading import DEMO_MODELS, demo_folder
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from speculate.cli._bench_report import Results
-
 WORKLOADS: Final = ("code", "prose")
-"""Kinds of bundled prompts."""
-
 PROMPTS: Final = 2
-"""Bundled prompts of each kind."""
+"""Kinds of bundled prompts, and how many of each are decoded."""
 
 DATA_FILE: Final = "bench.json"
-"""File with the numbers, in the output folder."""
-
 PICTURE_FILE: Final = "bench.png"
-"""File with the picture, in the output folder."""
-
-NO_MATPLOTLIB: Final = (
-    f"matplotlib is not installed, so {PICTURE_FILE} is not drawn: "
-    "pip install 'mlx-speculate[plots]'"
-)
-"""Printed on standard error."""
-
-ON_A_CPU: Final = (
-    "Measured on a CPU. The BLAS in MLX's wheel for Linux spends time on every row of a forward, "
-    "so drafts gain less than on a GPU: see v(T)."
-)
-"""Printed after the results."""
+"""Files in the output folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add("--model", metavar="MODEL", help=f"{MODEL_HELP} (default: {DEMO_MODELS[0]})")
-    add_head(parser)
-    add("--draft-model", "--draft", metavar="MODEL", help="a draft model, named as --model")
+    add_models(parser, "--draft-model", "--draft")
     add(
         "--tokens",
         type=parse_positive,
@@ -75,43 +56,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write the results, replacing earlier ones."""
-    from speculate.cli._bench_report import draw, show
-
     draws = find_spec("matplotlib") is not None
-    _prepare(args.output)
-    if not draws:
-        print(NO_MATPLOTLIB, file=sys.stderr)
-    results = _measure(args)
-    show(results)
-    if mx.default_device().type == mx.cpu:
-        print(ON_A_CPU)
-    text = json.dumps(json_safe(attrs.asdict(results)), indent=1, allow_nan=False)
     data, picture = args.output / DATA_FILE, args.output / PICTURE_FILE
-    try:
-        data.write_text(f"{text}\n", encoding="utf-8")
+    # Fails before minutes are spent.
+    with writing("results", args.output):
+        args.output.mkdir(parents=True, exist_ok=True)
+        data.open("a").close()
+    if not draws:
+        reason = f"matplotlib is not installed, so {PICTURE_FILE} is not drawn"
+        print(f"{reason}: pip install 'mlx-speculate[plots]'", file=sys.stderr)
+    results = _measure(args)
+    report.show(results)
+    if mx.default_device().type == mx.cpu:
+        print(
+            "Measured on a CPU. The BLAS in MLX's wheel for Linux spends time on every row of a "
+            "forward, so drafts gain less than on a GPU: see v(T)."
+        )
+    with writing("results", args.output):
+        data.write_text(f"{as_json(attrs.asdict(results), indent=1)}\n", encoding="utf-8")
         if draws:
-            draw(results, picture)
-    except OSError as error:
-        raise write_error("results", args.output, error) from error
+            report.draw(results, picture)
     print(f"written: {data}" + (f", {picture}" if draws else ""))
     return 0
 
 
-def _measure(args: argparse.Namespace) -> Results:
-    from speculate.cli import _bench_report as report
-    from speculate.cli._bench_runs import REPEATS, Estimate, run_all, settings_for, time_forwards
-
+def _measure(args: argparse.Namespace) -> report.Results:
     draft = None if args.draft_model is None else load_named(args.draft_model, head=False)[0]
     model, tokenizer = load_named(args.model, args.head)
     workloads, settings = _workloads(tokenizer), settings_for(model, draft)
     runs_each = 2 * sum(len(prompts) for prompts in workloads.values())
     estimate = Estimate(settings, runs_each, args.tokens)
-    with progress_stages(estimate.left) as stage:
+    with progress_bars(estimate.left) as shown:
         context = max(workloads["code"], key=len)
-        with stage("forwards", 1 + REPEATS) as done:
+        with shown.stage("forwards", 1 + REPEATS) as done:
             forwards = time_forwards(model, context, done)
         stops = cast("set[int]", tokenizer.eos_token_ids)
-        runs = run_all(model, settings, workloads, args.tokens, stops, stage, estimate)
+        runs = run_all(model, settings, workloads, args.tokens, stops, shown.stage, estimate)
     return report.Results(
         model=args.model or DEMO_MODELS[0],
         draft_model=args.draft_model,
@@ -129,26 +109,15 @@ def _measure(args: argparse.Namespace) -> Results:
 def _workloads(tokenizer: TokenizerWrapper) -> Mapping[str, Sequence[Sequence[int]]]:
     """The bundled prompts by kind, as ids."""
     folder = demo_folder(DEMO_MODELS[0]).parent / "prompts"
-    found: dict[str, list[list[int]]] = {}
+    found = {}
     for kind in WORKLOADS:
-        paths = sorted(folder.glob(f"{kind}_*.txt"))[:PROMPTS]
-        if not paths:
+        texts = [path.read_text("utf-8") for path in sorted(folder.glob(f"{kind}_*.txt"))]
+        if not texts:
             raise CheckpointError(
                 f"{folder}: the bundled prompts are missing; reinstall mlx-speculate"
             )
-        texts = [path.read_text(encoding="utf-8") for path in paths]
-        found[kind] = [cast("list[int]", tokenizer.encode(text)) for text in texts]
+        found[kind] = [cast("list[int]", tokenizer.encode(text)) for text in texts[:PROMPTS]]
     return found
-
-
-def _prepare(folder: Path) -> None:
-    """Make the output folder and check that it is writable, before minutes are spent."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / DATA_FILE).open("a"):
-            pass
-    except (OSError, ValueError) as error:
-        raise write_error("results", folder, error) from error
 
 
 COMMAND: Final[Command] = Command(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
-from speculate.cli._arguments import Command, add_depth, add_max_tokens, add_prompt, read_prompt
-from speculate.cli._models import Completion, complete, load_named, strategy_for
-from speculate.loading import demo_prompt
+from speculate.cli._arguments import Command, add_depth, add_prompt, read_prompt
+from speculate.cli._console import table_of
+from speculate.cli._models import load_named, strategy_for
+from speculate.decoding.stats import Stats
+from speculate.text import stream_generate
+
+if TYPE_CHECKING:
+    from mlx_lm.generate import GenerationResponse
 
 PROPOSERS: Final = {
     "off": "none: plain decoding",
@@ -24,53 +29,54 @@ WARM_UP_TOKENS: Final = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    add_prompt(parser)
-    add_max_tokens(parser, default=128)
+    add_prompt(parser, max_tokens=128)
     add_depth(parser, default=3)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the text and a table; return 1 if the texts differ."""
-    prompt = demo_prompt() if args.prompt is None else read_prompt(args.prompt)
+    from rich.console import Console
+
+    prompt = read_prompt(args.prompt)
     model, tokenizer = load_named("hybrid")
     draft = load_named("draft")[0]
-    runs: dict[str, Completion] = {}
+    runs: dict[str, tuple[Sequence[GenerationResponse], Stats]] = {}
     for proposer in PROPOSERS:
         for tokens in (WARM_UP_TOKENS, args.max_tokens):
-            strategy = strategy_for(model, [proposer], args.depth, draft)
-            runs[proposer] = complete(model, tokenizer, prompt, strategy, max_tokens=tokens)
-    same = all(found.ids == runs["off"].ids for found in runs.values())
-    _show(prompt, runs, same)
-    return 0 if same else 1
-
-
-def _show(prompt: str, runs: Mapping[str, Completion], same: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+            stats = Stats()
+            generation = stream_generate(
+                model,
+                tokenizer,
+                prompt,
+                strategy=strategy_for(model, [proposer], args.depth, draft),
+                max_tokens=tokens,
+                observer=stats.count,
+            )
+            runs[proposer] = list(generation), stats
+    texts = [[response.token for response in responses] for responses, _ in runs.values()]
+    same = all(text == texts[0] for text in texts)
     console = Console(highlight=False)
     console.print(prompt, markup=False, style="dim", soft_wrap=True, end="")
-    console.print(runs["off"].text, markup=False, soft_wrap=True)
+    text = "".join(response.text for response in runs["off"][0])
+    console.print(text, markup=False, soft_wrap=True)
     console.print()
-    table = Table("proposer", box=None, pad_edge=False)
-    for title in ("tokens", "target passes", "accepted", "tokens/pass", "tokens/s"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for proposer, found in runs.items():
-        passes = found.stats.rounds
+    figures = ("tokens", "target passes", "accepted", "tokens/pass", "tokens/s")
+    table = table_of("proposer", *figures)
+    for proposer, (responses, stats) in runs.items():
+        accepted = f"{stats.accepted_tokens} of {stats.draft_tokens}" if stats.drafts else ""
         table.add_row(
             PROPOSERS[proposer],
-            str(len(found.ids)),
-            str(passes),
-            found.accepted if found.stats.drafts else "",
-            f"{len(found.ids) / passes:.2f}",
-            f"{found.tokens_per_second:.1f}",
+            str(len(responses)),
+            str(stats.rounds),
+            accepted,
+            f"{len(responses) / stats.rounds:.2f}",
+            f"{responses[-1].generation_tps:.1f}",
         )
     console.print(table)
     console.print()
-    if same:
-        console.print("The three texts are identical.")
-    else:
-        console.print("The three texts DIFFER: this is a bug, please report it.")
+    verdict = "are identical." if same else "DIFFER: this is a bug, please report it."
+    console.print(f"The three texts {verdict}")
+    return 0 if same else 1
 
 
 COMMAND: Final[Command] = Command(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from speculate.cli._arguments import (
-    MODEL_HELP,
+    BITS,
+    GROUP_SIZES,
+    STANDARD_STREAM,
     Command,
     add_depth,
-    add_head,
-    add_max_tokens,
+    add_models,
     add_prompt,
     add_sampling,
     parse_count,
@@ -20,29 +21,17 @@ from speculate.cli._arguments import (
     read_prompt,
     sampling_from,
 )
-from speculate.cli._models import PROPOSERS, complete, load_named, strategy_for
-from speculate.cli._stats_view import STANDARD_ERROR, event_log, text_view
-from speculate.loading import DEMO_MODELS, demo_prompt
-
-if TYPE_CHECKING:
-    from speculate.protocols import SpeculativeModel
-    from speculate.text import DecoderOptions
-
-KV_BITS: Final = (2, 3, 4, 5, 6, 8)
-"""Supported bits a value of a quantised cache."""
-
-KV_GROUP_SIZES: Final = (32, 64, 128)
-"""Supported numbers of values that share a scale."""
+from speculate.cli._models import PROPOSERS, load_named, strategy_for
+from speculate.decoding.stats import Stats
+from speculate.protocols import Round, SpeculativeModel
+from speculate.text import stream_generate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add("--model", metavar="MODEL", help=f"{MODEL_HELP} (default: {DEMO_MODELS[0]})")
-    add_head(parser)
-    add("--draft-model", metavar="MODEL", help="a draft model, named as --model")
-    add_prompt(parser)
-    add_max_tokens(parser, default=256)
+    add_models(parser, "--draft-model")
+    add_prompt(parser, max_tokens=256)
     add(
         "--proposer",
         nargs="+",
@@ -64,13 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="end the text before this string; may be repeated",
     )
-    _add_telemetry_arguments(parser)
-    add_sampling(parser)
-    _add_cache_arguments(parser)
-
-
-def _add_telemetry_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
     add(
         "--stats",
         action="store_true",
@@ -83,16 +65,17 @@ def _add_telemetry_arguments(parser: argparse.ArgumentParser) -> None:
         help="append each round to FILE as a line of JSON; - writes to standard error instead of "
         "the counters",
     )
+    add_sampling(parser)
+    _add_cache_arguments(parser)
 
 
 def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("prompt and cache, as in mlx-lm")
-    add = group.add_argument
-    add("--kv-bits", type=int, choices=KV_BITS, help="quantise the cache to this many bits")
+    add = parser.add_argument_group("prompt and cache, as in mlx-lm").add_argument
+    add("--kv-bits", type=int, choices=BITS, help="quantise the cache to this many bits")
     add(
         "--kv-group-size",
         type=int,
-        choices=KV_GROUP_SIZES,
+        choices=GROUP_SIZES,
         default=64,
         help="values that share a scale (default: %(default)s)",
     )
@@ -115,38 +98,59 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Stream a text to standard output, and print a line of counters on standard error."""
+    from speculate.cli._stats_view import event_log, text_view
+
     # With `--events -` standard error carries JSON only.
-    quiet = args.events == STANDARD_ERROR
+    quiet = args.events == STANDARD_STREAM
     sampling = sampling_from(args)
-    prompt = demo_prompt() if args.prompt is None else read_prompt(args.prompt)
+    prompt = read_prompt(args.prompt)
+    stats = Stats(seed=sampling.seed if sampling.temperature > 0 else None)
     with ExitStack() as stack:
-        listeners = [stack.enter_context(event_log(args.events))] if args.events else []
+        log = stack.enter_context(event_log(args.events)) if args.events else None
         draft = _load_draft(args)
         model, tokenizer = load_named(args.model, args.head)
-        strategy = strategy_for(model, args.proposer, args.depth, draft)
         chat = cast(bool, tokenizer.has_chat_template)
         if args.chat_template is not None:
             chat = args.chat_template == "on"
+        strategy = strategy_for(model, args.proposer, args.depth, draft)
         if args.prompt is None and not quiet:
             start = prompt.strip().partition("\n")[0]
             print(f"no --prompt given, using a bundled one: {start} ...", file=sys.stderr)
         view = stack.enter_context(text_view(stats=args.stats, quiet=quiet))
-        found = complete(
+
+        def observe(round: Round, /) -> None:
+            stats.count(round)
+            if log is not None:
+                log(round, stats)
+            view.add_round(round, stats)
+
+        for response in stream_generate(
             model,
             tokenizer,
             prompt,
-            strategy,
+            strategy=strategy,
             sampling=sampling,
             max_tokens=args.max_tokens,
             stop=args.stop,
             chat_template=chat,
-            write=view.write,
-            listeners=[*listeners, view.add_round],
-            options=_decoder_options(args),
-        )
+            kv_bits=args.kv_bits,
+            kv_group_size=args.kv_group_size,
+            quantized_kv_start=args.quantized_kv_start,
+            max_kv_size=args.max_kv_size,
+            prefill_step_size=args.prefill_step_size,
+            observer=observe,
+        ):
+            view.write(response.text)
     if not quiet:
-        seed = f", seed {sampling.seed}" if sampling.temperature > 0 else ""
-        print(found.line() + seed, file=sys.stderr)
+        accepted = f"{stats.accepted_tokens} of {stats.draft_tokens} ({stats.acceptance_rate:.0%})"
+        length = f"mean acceptance length {stats.mean_acceptance_length:.2f}"
+        drafts = f"drafts accepted {accepted}, {length}" if stats.drafts else "nothing drafted"
+        seed = "" if stats.seed is None else f", seed {stats.seed}"
+        print(
+            f"{response.generation_tokens} tokens, {stats.rounds} target passes, {drafts}, "
+            f"{response.generation_tps:.1f} tokens/s{seed}",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -156,16 +160,6 @@ def _load_draft(args: argparse.Namespace) -> SpeculativeModel | None:
     if name is None and args.model in (None, "hybrid") and "draft" in (args.proposer or ()):
         name = "draft"
     return None if name is None else load_named(name, head=False)[0]
-
-
-def _decoder_options(args: argparse.Namespace) -> DecoderOptions:
-    return {
-        "kv_bits": args.kv_bits,
-        "kv_group_size": args.kv_group_size,
-        "quantized_kv_start": args.quantized_kv_start,
-        "max_kv_size": args.max_kv_size,
-        "prefill_step_size": args.prefill_step_size,
-    }
 
 
 COMMAND: Final[Command] = Command(

@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import argparse
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from speculate.cli._arguments import MODEL_HELP, Command, add_required_head
+from speculate.cli._arguments import BITS, GROUP_SIZES, HEAD_HELP, MODEL_HELP, Command
 from speculate.cli._console import progress_bars, spinner
 from speculate.cli._models import find_checkpoint
-
-if TYPE_CHECKING:
-    from speculate.checkpoints import HeadFiles, HeadTensors
-    from speculate.checkpoints.convert import Conversion
-    from speculate.cli._console import ProgressBars
-
-BITS: Final = (2, 3, 4, 5, 6, 8)
-"""Supported bits a weight."""
-
-CONVERT_GROUP_SIZES: Final = (16, 32, 64, 128)
-"""Numbers of weights that share a scale, in any of `MODES`."""
-
-AFFINE_GROUP_SIZES: Final = (32, 64, 128)
-"""Numbers of weights that share a scale, in mode affine."""
-
-DEFAULT_GROUP_SIZE: Final = 64
-"""Weights that share a scale if `extract-head --quantize` names only bits."""
-
-MODES: Final = ("affine", "mxfp4", "nvfp4", "mxfp8")
-"""Quantisation modes of MLX."""
-
-DTYPES: Final = ("float16", "bfloat16", "float32")
-"""Dtypes for weights that are not quantised."""
 
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,37 +19,39 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("hf_path", metavar="HF_PATH", help=f"the model to convert: {MODEL_HELP}")
     add("mlx_path", type=Path, metavar="OUT", help="the folder to write")
-    add_required_head(parser)
+    add("--head", metavar="HEAD", help=HEAD_HELP)
     add("--quantize", "-q", action="store_true", help="quantise the model and its head")
     add("--q-bits", type=int, choices=BITS, help="bits a weight")
-    add(
-        "--q-group-size",
-        type=int,
-        choices=CONVERT_GROUP_SIZES,
-        help="weights that share a scale",
-    )
-    add("--q-mode", choices=MODES, default="affine", help="(default: %(default)s)")
-    add("--dtype", choices=DTYPES, help="dtype of other weights (default: unchanged)")
+    sizes, modes = (16, *GROUP_SIZES), ("affine", "mxfp4", "nvfp4", "mxfp8")
+    add("--q-group-size", type=int, choices=sizes, help="weights that share a scale")
+    add("--q-mode", choices=modes, default="affine", help="(default: %(default)s)")
+    dtypes = ("float16", "bfloat16", "float32")
+    add("--dtype", choices=dtypes, help="dtype of other weights (default: unchanged)")
     add("--dequantize", "-d", action="store_true", help="dequantise a quantised model")
     add("--revision", help="branch, tag or commit of the repository")
-    add(
-        "--trust-remote-code",
-        action="store_true",
-        help="run Python code that comes with the model",
-    )
+    code = "run Python code that comes with the model"
+    add("--trust-remote-code", action="store_true", help=code)
     add("--force", action="store_true", help="replace an existing model folder")
 
 
 def run_convert(args: argparse.Namespace) -> int:
     """Write the converted model with its head."""
     from speculate.checkpoints import find_head, load_trunk, read_head
-    from speculate.checkpoints.convert import HEAD_FILE, convert
+    from speculate.checkpoints.convert import HEAD_FILE, Conversion, convert
     from speculate.checkpoints.export import check_apart, check_free, new_folder
     from speculate.checkpoints.folder import wrap_errors
     from speculate.loading import check_folder
     from speculate.models.mtp import build_head
 
-    conversion, target = _conversion(args), args.mlx_path
+    conversion = Conversion(
+        quantize=args.quantize,
+        bits=args.q_bits,
+        group_size=args.q_group_size,
+        mode=args.q_mode,
+        dtype=args.dtype,
+        dequantize=args.dequantize,
+    )
+    target: Path = args.mlx_path
     check_free(target, replace=args.force)
     source = find_checkpoint(args.hf_path, args.revision)
     head_source = find_checkpoint(args.head, head_only=True) if args.head else source
@@ -91,19 +71,6 @@ def run_convert(args: argparse.Namespace) -> int:
     return 0
 
 
-def _conversion(args: argparse.Namespace) -> Conversion:
-    from speculate.checkpoints.convert import Conversion
-
-    return Conversion(
-        quantize=args.quantize,
-        bits=args.q_bits,
-        group_size=args.q_group_size,
-        mode=args.q_mode,
-        dtype=args.dtype,
-        dequantize=args.dequantize,
-    )
-
-
 def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `extract-head`."""
     add = parser.add_argument
@@ -119,80 +86,56 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_packing(text: str) -> tuple[int, int]:
-    """Bits and group size of `--quantize`."""
+    """Bits and group size of `extract-head --quantize`; the group is 64 by default."""
     bits, _, group = text.partition(",")
     try:
-        found = int(bits), int(group or DEFAULT_GROUP_SIZE)
+        found = int(bits), int(group or 64)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be like 4,64, got {text!r}") from None
-    if found[0] not in BITS or found[1] not in AFFINE_GROUP_SIZES:
+    if found[0] not in BITS or found[1] not in GROUP_SIZES:
         raise argparse.ArgumentTypeError(
-            f"bits must be in {BITS} and the group in {AFFINE_GROUP_SIZES}, got {text!r}"
+            f"bits must be in {BITS} and the group in {GROUP_SIZES}, got {text!r}"
         )
     return found
 
 
 def run_extract(args: argparse.Namespace) -> int:
     """Write the head as a checkpoint of its own."""
-    from speculate.checkpoints import find_head
-    from speculate.checkpoints.export import (
-        check_apart,
-        check_free,
-        copy_tokenizer,
-        head_config,
-        new_folder,
-        write_head_checkpoint,
-    )
+    from speculate.checkpoints import Quantization, convert, export, find_head, read_head
     from speculate.checkpoints.folder import wrap_errors
+    from speculate.checkpoints.quantization import plain_matrices
 
     target: Path = args.output
-    check_free(target, replace=args.force)
+    export.check_free(target, replace=args.force)
     source = find_checkpoint(args.source, head_only=True)
-    check_apart(target, source)
+    export.check_apart(target, source)
     files = find_head(source)
     with (
-        new_folder(target, replace=args.force) as folder,
+        export.new_folder(target, replace=args.force) as folder,
         wrap_errors(source, "its head cannot be extracted"),
         progress_bars() as shown,
     ):
-        head = _read_head(files, args.quantize, shown)
-        config = head_config(files, head)
+        size = sum(tensor.size for tensor in files.tensors.values())
+        reading = shown.add("Reading", size)
+        head = read_head(files, done=partial(shown.advance, reading))
+        shown.advance(reading, size)  # Unknown tensors are not read.
+        if args.quantize is not None:
+            bits, group = args.quantize
+            choose = convert.as_trunks(Quantization(bits, group, "affine"))
+            head = convert.dequantize_head(head, keep=choose)
+            plain = plain_matrices(head.weights, head.quantization)
+            quantizing = shown.add("Quantising", len(plain))
+            head = convert.quantize_head(head, choose, done=lambda _: shown.advance(quantizing))
+        config = export.head_config(files, head)
         writing = shown.add("Writing", 1)
-        copy_tokenizer(files.folder, folder)
-        write_head_checkpoint(folder, head, config)
-        writing.advance()
-    print(f"{target}: {_head_summary(head)}")
-    return 0
-
-
-def _read_head(
-    files: HeadFiles, packing: tuple[int, int] | None, shown: ProgressBars
-) -> HeadTensors:
-    from speculate.checkpoints import Quantization, read_head
-    from speculate.checkpoints.convert import (
-        as_trunks,
-        dequantize_head,
-        plain_matrices,
-        quantize_head,
-    )
-
-    size = sum(tensor.end - tensor.begin for tensor in files.tensors.values())
-    reading = shown.add("Reading", size)
-    head = read_head(files, done=reading.advance)
-    reading.advance_to(size)
-    if packing is None:
-        return head
-    choose = as_trunks(Quantization(*packing, mode="affine"))
-    plain = dequantize_head(head, keep=choose)
-    quantizing = shown.add("Quantising", len(plain_matrices(plain)))
-    return quantize_head(plain, choose, done=lambda _: quantizing.advance())
-
-
-def _head_summary(head: HeadTensors) -> str:
-    size = sum(array.nbytes for array in head.weights.values())
+        export.copy_tokenizer(files.folder, folder)
+        export.write_head_checkpoint(folder, head, config)
+        shown.advance(writing)
+    written = sum(array.nbytes for array in head.weights.values()) / 1e6
     raw = any(decision.convention == "raw" for decision in head.norms)
     norms = ", norms converted to gains" if raw else ""
-    return f"{len(head.weights)} tensors, {size / 1e6:.1f} MB{norms}"
+    print(f"{target}: {len(head.weights)} tensors, {written:.1f} MB{norms}")
+    return 0
 
 
 CONVERT: Final[Command] = Command(

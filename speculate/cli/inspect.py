@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Final, cast, final, get_args
 
 import attrs
 import mlx.core as mx
 
 from speculate.cli._arguments import Command, add_head
-from speculate.cli._console import json_safe
+from speculate.cli._console import as_json
 from speculate.cli._models import find_checkpoint, is_bundled
 from speculate.errors import OptionError
 from speculate.loading import DEMO_MODELS, demo_prompt, load, load_mtp_head
@@ -19,14 +18,9 @@ from speculate.protocols import MTPHead, SpeculativeModel
 if TYPE_CHECKING:
     from speculate.checkpoints.norms import Convention
 
-FAILED: Final = 1
-"""Exit status if the head does not draft for the model."""
-
-TOKENS: Final = 48
-"""Tokens generated greedily by the model, which the head has to predict."""
-
 PROMPT_TOKENS: Final = 96
-"""Tokens of the bundled prompt before them."""
+TOKENS: Final = 48
+"""Tokens of the bundled prompt, and of its greedy continuation that the head has to predict."""
 
 MIN_ACCEPTANCE: Final = 0.05
 """Acceptance rate of the first draft below which the head does not fit the model."""
@@ -76,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
         found = attrs.asdict(report)
         if check is not None:
             found["check"] = {**attrs.asdict(check), "passed": check.passed}
-        print(json.dumps(json_safe(found), indent=2))
+        print(as_json(found, indent=2))
     else:
         show(report, [] if check is None else check.lines())
-    return 0 if check is None or check.passed else FAILED
+    return 0 if check is None or check.passed else 1
 
 
 @final
@@ -88,8 +82,7 @@ class HeadCheck:
     """How well a head predicts the greedy output of a model.
 
     Attributes:
-        tokens: Number of predicted tokens.
-        acceptance: Share that was predicted correctly, as the first draft after each true token.
+        acceptance: Share of the tokens predicted correctly, as first draft after each true one.
         by_convention: The same with all norms stored in one convention, by its name; empty if
             `acceptance` is not suspicious.
     """
@@ -122,17 +115,7 @@ class HeadCheck:
 
 
 def check_head(name: str | None, head: str | None, norms: Convention | None = None) -> HeadCheck:
-    """Load a model and a head, and let the head predict the model's greedy output.
-
-    Args:
-        name: The model's name on the command line.
-        head: Where the head is; by default with the model.
-        norms: How the head's norms are stored; detected by default.
-
-    Raises:
-        CheckpointError: The model or the head does not exist, or they do not fit together.
-        OptionError: `name` is a file that holds a head alone.
-    """
+    """Load a model and a head by their names, and let it predict the model's greedy output."""
     from speculate.checkpoints.norms import Convention
 
     folder, bundled = find_checkpoint(name), is_bundled(name)
@@ -158,11 +141,7 @@ def first_draft_acceptance(
 ) -> float:
     """Share of greedy tokens that a head predicts from the true tokens before them.
 
-    Args:
-        model: The target.
-        head: Its head.
-        prompt: Ids, at least two.
-        tokens: Number of greedy tokens to predict.
+    The prompt has at least two ids.
     """
     hidden, ids = _greedy(model, prompt, tokens)
     # Row i pairs the hidden state of token i with token i + 1, and predicts token i + 2.

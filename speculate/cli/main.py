@@ -14,12 +14,6 @@ from speculate.cli._streams import check_output, standard_streams
 from speculate.errors import SpeculateError
 from speculate.version import VERSION
 
-BAD_INPUT: Final = 2
-"""Exit status for input that cannot be used, and output that cannot be written."""
-
-INTERRUPTED: Final = 130
-"""Exit status after Ctrl-C."""
-
 COMMANDS: Final[Mapping[str, Command]] = {
     "generate": generate.COMMAND,
     "demo": demo.COMMAND,
@@ -67,25 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     with standard_streams():
         try:
-            return _run(argv)
+            check_output()
+            try:
+                args = make_parser().parse_args(argv)
+                with one_line_warnings():
+                    return cast(Callable[[argparse.Namespace], int], args.run)(args)
+            finally:
+                # Writing buffered output may fail too, and must fail as part of the command.
+                sys.stdout.flush()
         except SpeculateError as error:
             text = printable(" ".join(str(error).split()))
             print(f"speculate: error: {text}", file=sys.stderr)
-            return BAD_INPUT
+            return 2
         except KeyboardInterrupt:
             print("speculate: interrupted", file=sys.stderr)
-            return INTERRUPTED
-
-
-def _run(argv: Sequence[str] | None) -> int:
-    check_output()
-    try:
-        args = make_parser().parse_args(argv)
-        with one_line_warnings():
-            return cast(Callable[[argparse.Namespace], int], args.run)(args)
-    finally:
-        # Writing buffered output may fail too, and must fail as part of the command.
-        sys.stdout.flush()
+            return 130
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import cast, final
 
-import attrs
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, generation_stream
@@ -21,116 +20,75 @@ from speculate.errors import OptionError
 from speculate.loading import adapt
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
-from speculate.protocols import Forward, MTPHead, Rollbackable, SpeculativeModel, StockModel
+from speculate.protocols import Rollbackable, SpeculativeModel, StockModel
 from speculate.strategies.fixed import MAX_DEPTH, Fixed
 from speculate.validation import validated_integer
 
 
 @final
 class IgnoreEOS:
-    """A model without end-of-text ids: mlx-lm's steps let their caller detect the end.
+    """A model, adapted if it was not, without end-of-text ids.
 
-    Args:
-        model: An mlx-lm model or an adapted one.
-        name: Name of the option, for error messages.
-
-    Raises:
-        OptionError: It is neither.
+    mlx-lm's steps let their caller detect the end. Errors call the model `name`.
     """
 
     def __init__(self, model: StockModel | SpeculativeModel, name: str) -> None:
-        stock = isinstance(model, Module)
-        adapted = adapt(cast(StockModel, model)) if stock else model
+        adapted = adapt(cast(StockModel, model)) if isinstance(model, Module) else model
         check_model(adapted, name)
-        self._model = cast(SpeculativeModel, adapted)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._model.vocab_size
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return frozenset()
-
-    @property
-    def head(self) -> MTPHead | None:
-        return self._model.head
-
-    @property
-    def vocabulary(self) -> Mapping[str, int] | None:
-        return self._model.vocabulary
-
-    def make_cache(
-        self, max_kv_size: int | None = None, *, position: int = 0
-    ) -> list[Rollbackable]:
-        return self._model.make_cache(max_kv_size, position=position)
-
-    def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
-        return self._model.adopt(cache)
-
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
-        return self._model.forward(tokens, cache)
-
-
-@final
-@attrs.frozen
-class SplitPromptCache:
-    """A caller's list of caches, split between target and draft model.
-
-    Attributes:
-        both: The caller's list, if it has caches for both models.
-        target: The target's caches: the caller's list itself, if it has no others.
-        draft: The draft model's caches.
-    """
-
-    both: list[object] | None = None
-    target: list[object] | None = None
-    draft: list[object] | None = None
+        model = cast(SpeculativeModel, adapted)
+        self.vocab_size = model.vocab_size
+        self.eos_token_ids: frozenset[int] = frozenset()
+        self.head = model.head
+        self.vocabulary = model.vocabulary
+        self.make_cache = model.make_cache
+        self.adopt = model.adopt
+        self.forward = model.forward
 
 
 def split_prompt_cache(
     prompt_cache: list[object] | None,
     target: SpeculativeModel,
     draft: SpeculativeModel | None = None,
-) -> SplitPromptCache:
-    """Split a list by the number of caches that each model makes.
+) -> tuple[list[object] | None, list[object] | None]:
+    """Split a caller's list into the caches of the target and those of the draft model.
+
+    The target's are the list itself if it has no others.
 
     Raises:
         OptionError: The list fits neither the target nor both models, or has a cache twice.
     """
     require_list(prompt_cache)
     if prompt_cache is None:
-        return SplitPromptCache()
+        return None, None
     of_target = len(target.make_cache())
     of_draft = 0 if draft is None else len(draft.make_cache())
     if len(prompt_cache) == of_target:
-        return SplitPromptCache(target=prompt_cache)
+        return prompt_cache, None
     if of_draft and len(prompt_cache) == of_target + of_draft:
         refuse_shared(prompt_cache)
-        return SplitPromptCache(prompt_cache, prompt_cache[:of_target], prompt_cache[of_target:])
+        return prompt_cache[:of_target], prompt_cache[of_target:]
     wanted = f"{of_target} for the target"
     wanted += f", or these and {of_draft} for the draft model" if of_draft else ""
     raise OptionError(f"prompt_cache has {len(prompt_cache)} caches, it needs {wanted}")
 
 
 @contextmanager
-def draft_cache_loan(
-    draft: SpeculativeModel, parts: SplitPromptCache, stream: mx.Stream | mx.ThreadLocalStream
-) -> Iterator[list[Rollbackable] | None]:
+def prompt_cache_loan(
+    prompt_cache: list[object] | None,
+    target: SpeculativeModel,
+    draft: SpeculativeModel,
+    stream: mx.Stream | mx.ThreadLocalStream,
+) -> Iterator[tuple[list[object] | None, list[Rollbackable] | None]]:
     """Borrow the draft model's caches for the body, then refill the caller's whole list.
 
-    Args:
-        draft: The draft model.
-        parts: The caller's list. Nothing is borrowed if it has no caches for the draft model.
-        stream: Stream for the remaining computation at the end.
-
     Yields:
-        The draft model's caches; `None` if it should make its own.
+        The target's and the draft model's caches; `None` if the model should make its own.
     """
-    if parts.both is None or parts.target is None or parts.draft is None:
-        yield None
+    own, lent = split_prompt_cache(prompt_cache, target, draft)
+    if prompt_cache is None or own is None or lent is None:
+        yield own, None
         return
-    loan, both = PromptCacheLoan(draft, parts.draft), parts.both
+    loan = PromptCacheLoan(draft, lent)
 
     def give_back() -> None:
         with mx.stream(stream):
@@ -139,13 +97,13 @@ def draft_cache_loan(
                 group.rewind()
                 group.stop()
             loan.give_back()
-        both[:] = [*(parts.target or ()), *loan.list]
+        prompt_cache[:] = [*own, *loan.list]
 
     try:
         try:
             loan.take()
-            both[:] = [LoanedLayer(layer) for layer in range(len(both))]
-            yield loan.caches
+            prompt_cache[:] = [LoanedLayer(layer) for layer in range(len(prompt_cache))]
+            yield own, loan.caches
         finally:
             give_back()
     finally:
@@ -198,10 +156,9 @@ def speculative_generate_step(
     Yields:
         A token id, its float32 log-probabilities `(vocabulary,)`, and whether it was drafted.
     """
-    depth = _depth(num_draft_tokens)
+    depth = validated_integer("num_draft_tokens", num_draft_tokens, 0, MAX_DEPTH)
     target, draft = IgnoreEOS(model, "model"), IgnoreEOS(draft_model, "draft_model")
-    parts = split_prompt_cache(prompt_cache, target, draft)
-    with draft_cache_loan(draft, parts, stream) as draft_caches:
+    with prompt_cache_loan(prompt_cache, target, draft, stream) as (caches, draft_caches):
         decoder = Decoder(
             target,
             Fixed(DraftModel(draft, cache=draft_caches), depth),
@@ -215,7 +172,7 @@ def speculative_generate_step(
             prompt_progress_callback=prompt_progress_callback,
             stream=stream,
         )
-        yield from _steps(decoder, prompt, max_tokens, parts.target, stream)
+        yield from _steps(decoder, prompt, max_tokens, caches, stream)
 
 
 def mtp_generate_step(
@@ -237,29 +194,12 @@ def mtp_generate_step(
 ) -> Steps:
     """Generate tokens with the model's own multi-token-prediction head.
 
-    Args:
-        prompt: Token ids, `(T,)`.
-        model: An adapted model with a head.
-        stream: Stream to compute on.
-        num_draft_tokens: Drafted tokens per round, 0 to 48.
-        max_tokens: Most tokens to generate; -1 for no limit.
-        sampler: Called once per emitted token, in order; a draft that equals it is accepted.
-        logits_processors: Called with the whole sequence before each token.
-        prompt_cache: The model's caches.
-        prefill_step_size: Tokens per prefill chunk.
-        kv_bits: Bits per value of quantised caches.
-        kv_group_size: Values that share a scale.
-        quantized_kv_start: Length of the sequence, in tokens, at which quantisation begins.
-        max_kv_size: As in `generate_step`.
-        prompt_progress_callback: As in `generate_step`.
-
-    Yields:
-        The same as `speculative_generate_step`.
+    All arguments but `draft_model`, and what is yielded, are those of `speculative_generate_step`.
 
     Raises:
         HeadNotFoundError: The model has no head.
     """
-    depth = _depth(num_draft_tokens)
+    depth = validated_integer("num_draft_tokens", num_draft_tokens, 0, MAX_DEPTH)
     target = IgnoreEOS(model, "model")
     decoder = Decoder(
         target,
@@ -274,7 +214,7 @@ def mtp_generate_step(
         prompt_progress_callback=prompt_progress_callback,
         stream=stream,
     )
-    caches = split_prompt_cache(prompt_cache, target).target
+    caches, _ = split_prompt_cache(prompt_cache, target)
     yield from _steps(decoder, prompt, max_tokens, caches, stream)
 
 
@@ -290,11 +230,6 @@ def _steps(
             with mx.stream(stream):
                 logprobs = token.logprobs
             yield token.id, logprobs, token.from_draft
-
-
-def _depth(num_draft_tokens: object) -> int:
-    """Validate the drafted tokens per round, under mlx-lm's name."""
-    return validated_integer("num_draft_tokens", num_draft_tokens, 0, MAX_DEPTH)
 
 
 def _without_greedy(sampler: Sampler | None) -> Sampler | None:

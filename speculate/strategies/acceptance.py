@@ -1,4 +1,4 @@
-"""How many drafts are likely to be accepted, learned from rounds and decayed over time."""
+"""How many drafts of a proposer are likely to be accepted, learned from rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,33 @@ import math
 from collections.abc import Sequence
 from typing import Final, final
 
-from speculate.protocols import Outlook
+from speculate.protocols import CatchesUp, Foresees, Outlook, Proposer, Round
+from speculate.strategies.checking import checked_behind, checked_hindsight, checked_outlook
+
+PRIOR_ACCEPTANCE: Final = 0.4
+"""Assumed acceptance rate of a first draft.
+
+Published heads reach more, but a rate that is too low costs a round or two, and one that is too
+high costs more.
+"""
+
+PRIOR_CORRELATION: Final = 0.7
+"""Weight of other proposers' acceptance rate in the prior of one without evidence, 0 to 1.
+
+Where one proposer drafts badly, others usually do.
+"""
+
+BUCKET_PRIOR_WEIGHT: Final = 2.0
+"""Weight of the prior from the match length, in drafts, against first drafts of all kinds.
+
+Where passages recur, short matches are better than their length suggests.
+"""
+
+MIN_DRAFTS_SEEN: Final = 3
+"""Drafts in a sequence below which bad luck may explain a low acceptance rate."""
+
+CARRY_OVER_WEIGHT: Final = 4.0
+"""Cap on evidence carried over from earlier sequences, in comparisons per position."""
 
 SLOW_DECAY: Final = 0.98
 """Decay of older evidence per new comparison at a position. Lower adapts faster."""
@@ -30,10 +56,7 @@ NEIGHBOUR_WEIGHT: Final = 10.0
 """Weight of the previous position in the rate of a position, in comparisons."""
 
 DEPTH_DECAY: Final = 0.95
-"""Acceptance rate of a position without evidence, relative to the previous position.
-
-Copies differ; see `AcceptanceCurve`.
-"""
+"""Acceptance rate of a position without evidence, relative to the previous one; not in copies."""
 
 DECAY_INTERVAL_TOKENS: Final = 8
 """Tokens between two decays of the evidence.
@@ -68,29 +91,19 @@ class AcceptanceCurve:
     match, but at least `MIN_COPY_END_RATE`.
 
     Args:
-        prior: Acceptance rate of a first draft without evidence.
+        prior: Acceptance rate of a first draft without evidence; may be set at any time.
         match_length: Tokens before the draft that match what it copies; 0 if it is no copy.
     """
 
     def __init__(self, prior: float, match_length: int = 0) -> None:
-        self._prior = prior
+        self.prior = prior
         self._match_length = match_length
         self._right: list[float] = []
         self._compared: list[float] = []
         self._fast: list[float] = []
         self._passed = 0  # tokens since the last decay
-        self._survival: dict[tuple[int, float], Sequence[float]] = {}  # until something changes
-
-    @property
-    def prior(self) -> float:
-        """Acceptance rate of a first draft without evidence. May be set at any time."""
-        return self._prior
-
-    @prior.setter
-    def prior(self, prior: float) -> None:
-        if prior != self._prior:
-            self._prior = prior
-            self._survival.clear()
+        # Results until the evidence changes, by depth, optimism and prior.
+        self._survival: dict[tuple[int, float, float], Sequence[float]] = {}
 
     @property
     def evidence(self) -> float:
@@ -99,22 +112,14 @@ class AcceptanceCurve:
         return self._compared[0] if self._compared else 0.0
 
     def observe(self, compared: int, right: int) -> None:
-        """Learn from a draft.
-
-        Args:
-            compared: Number of its tokens that were compared with the sequence.
-            right: Number of leading tokens that were right.
-        """
+        """Learn from a draft of which `compared` tokens were compared, and `right` were right."""
         for position in range(min(right + 1, compared)):
             self.update(position, 1, int(position < right))
 
     def update(self, position: int, compared: int, right: int) -> None:
-        """Learn from drafts that were right before `position`.
+        """Learn from `compared` drafts that were right before `position`.
 
-        Args:
-            position: 0 for the first token of a draft.
-            compared: Number of drafts whose token at `position` was compared.
-            right: Number of them that were right there, too.
+        `right` of them were right there, too. Position 0 is the first token of a draft.
         """
         if not compared:
             return
@@ -151,18 +156,14 @@ class AcceptanceCurve:
     def survival(self, depth: int, optimism: float = 0.0) -> Sequence[float]:
         """`S_1 ... S_depth`: probabilities that so many leading drafts are all accepted.
 
-        Args:
-            depth: Number of drafts.
-            optimism: Standard deviations to add to the rate of each position.
-
-        Returns:
-            The same object until the probabilities change.
+        `optimism` is added to the rate of each position, in standard deviations. Returns the same
+        object until the probabilities change.
         """
         self._decay(DECAY_INTERVAL_TOKENS)
-        found = self._survival.get((depth, optimism))
-        if found is None:
-            found = self._survival[depth, optimism] = self._computed(depth, optimism)
-        return found
+        key = (depth, optimism, self.prior)
+        if key not in self._survival:
+            self._survival[key] = self._computed(depth, optimism)
+        return self._survival[key]
 
     def _decay(self, interval: int = 1) -> None:
         """Decay the evidence if at least `interval` tokens have passed."""
@@ -176,7 +177,7 @@ class AcceptanceCurve:
 
     def _computed(self, depth: int, optimism: float) -> Sequence[float]:
         survival: list[float] = []
-        product, rate, weight = 1.0, self._prior, PRIOR_WEIGHT
+        product, rate, weight = 1.0, self.prior, PRIOR_WEIGHT
         known, match_length = len(self._compared), self._match_length
         for position in range(depth):
             right, compared = weight * rate, weight
@@ -221,15 +222,146 @@ class MatchOnset:
         self.probability = max(self.probability, MIN_ONSET_AFTER_COPY)
 
     def observe(self, outlook: Outlook, *, plain: bool) -> None:
-        """Learn from the present position.
-
-        Args:
-            outlook: The forecast after all known tokens.
-            plain: Whether the sequence grew by a single token.
-        """
+        """Learn from the forecast after all known tokens; `plain` if only one token is new."""
         found = outlook.length > 0
         if plain and not self._found:
             self.probability += ONSET_LEARNING_RATE * (found - self.probability)
             if found:
                 self.kind = outlook.kind
         self._found = found
+
+
+Forecast = tuple[int, int]
+"""Kind of the draft that a proposer would make now, and its maximum depth; 0 for no draft."""
+
+
+@final
+class ProposerEstimate:
+    """A proposer, and the acceptance rates learned of it.
+
+    Args:
+        proposer: The proposer.
+
+    Attributes:
+        proposer: The proposer.
+        name: Its name.
+        free: Whether it drafts on the host, at no cost.
+        failed: Whether it raised in this sequence; it is then not asked again.
+        onset: How often a match begins, if it is a lookup.
+    """
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.proposer = proposer
+        self.name: str = proposer.name
+        self.failed: bool = False
+        self._foresees = proposer if isinstance(proposer, Foresees) else None
+        self._catches_up = proposer if isinstance(proposer, CatchesUp) else None
+        self.free: bool = self._foresees is not None
+        self._curves: dict[int, AcceptanceCurve] = {}
+        self._all_kinds = AcceptanceCurve(PRIOR_ACCEPTANCE)
+        self.onset = MatchOnset()
+        self._last_rate = 1.0
+        self._drafts = 0
+
+    def begin(self) -> None:
+        """Start a sequence: activate the proposer again, and discount earlier evidence."""
+        self.failed = False
+        self._last_rate, self._drafts = 1.0, 0
+        self._curve(0).prior = PRIOR_ACCEPTANCE
+        # How a sequence returns to earlier passages does not carry over to another.
+        self._all_kinds, self.onset = AcceptanceCurve(PRIOR_ACCEPTANCE), MatchOnset()
+        for curve in self._curves.values():
+            curve.discount(CARRY_OVER_WEIGHT)
+
+    def forecast(self, max_depth: int) -> Forecast:
+        """The draft that it would make now."""
+        if self.failed:
+            return 0, 0
+        if self._foresees is None:
+            return 0, max_depth
+        outlook = checked_outlook(self.proposer, self._foresees.outlook())
+        return outlook.kind, min(max_depth, outlook.length)
+
+    def backlog(self) -> int:
+        """Number of tokens to feed before its next draft."""
+        if self.failed or self._catches_up is None:
+            return 0
+        return checked_behind(self.proposer, self._catches_up.behind())
+
+    def survival(self, kind: int, depth: int, optimism: float = 0.0) -> Sequence[float]:
+        """`AcceptanceCurve.survival` of drafts of one kind."""
+        curve = self._curve(kind)
+        if self.free:
+            # The longer the match, the more likely it continues.
+            own = 1.0 - 1.0 / kind if kind > 1 else PRIOR_ACCEPTANCE
+            evidence, rate = self._all_kinds.evidence, self._all_kinds.survival(1)[0]
+            total = BUCKET_PRIOR_WEIGHT + evidence
+            curve.prior = (BUCKET_PRIOR_WEIGHT * own + evidence * rate) / total
+        return curve.survival(depth, optimism)
+
+    def is_recovering(self) -> bool:
+        """Whether its rate rose since its last draft, only because evidence decayed."""
+        return self._curve(0).survival(1)[0] > self._last_rate
+
+    @property
+    def has_little_evidence(self) -> bool:
+        """Whether it cannot forecast, and drafted only a few times in this sequence."""
+        return not self.free and self._drafts < MIN_DRAFTS_SEEN
+
+    @property
+    def has_no_evidence(self) -> bool:
+        """Whether it cannot forecast, and none of its drafts was compared yet."""
+        return not self.free and not self._curve(0).evidence
+
+    @property
+    def first_draft_rate(self) -> float | None:
+        """Acceptance rate of its first draft; `None` if it forecasts or has no evidence."""
+        return None if self.free or self.has_no_evidence else self._curve(0).survival(1)[0]
+
+    def set_prior(self, rate: float) -> None:
+        """Derive its prior from the acceptance rate of other proposers, if it has no evidence."""
+        if self.has_no_evidence:
+            # Within a sequence the prior only falls: the evidence of the others decays.
+            prior = PRIOR_ACCEPTANCE + PRIOR_CORRELATION * (rate - PRIOR_ACCEPTANCE)
+            self._curve(0).prior = min(prior, self._curve(0).prior)
+
+    def observe(self, round: Round) -> None:
+        """Learn from a round, regardless of the proposer that drafted."""
+        for curve in (*self._curves.values(), self._all_kinds):
+            curve.advance(round.emitted)
+        if self.failed:
+            return
+        if self._foresees is not None:
+            # It scores every position, including those where others drafted.
+            for found in checked_hindsight(self.proposer, self._foresees.hindsight()):
+                self._curve(found.kind).update(found.position, found.compared, found.right)
+                if found.position == 0:
+                    self._all_kinds.update(0, found.compared, found.right)
+            outlook = checked_outlook(self.proposer, self._foresees.outlook())
+            self.onset.observe(outlook, plain=not round.drafted)
+            if round.proposer == self.name and 0 < round.accepted < round.drafted:
+                self.onset.on_copy_end()
+        elif round.proposer == self.name:
+            # If the sequence ended within the draft, the rest of it was not compared.
+            whole = round.emitted > round.accepted
+            self._curve(0).observe(round.drafted if whole else round.accepted, round.accepted)
+            self._drafts += 1
+            self._last_rate = self._curve(0).survival(1)[0]
+        elif round.asked == self.name and not round.cut:
+            # An empty draft counts as a wrong one.
+            self._curve(0).observe(1, 0)
+            self._drafts += 1
+
+    def _curve(self, kind: int) -> AcceptanceCurve:
+        if kind not in self._curves:
+            self._curves[kind] = AcceptanceCurve(PRIOR_ACCEPTANCE, match_length=kind)
+        return self._curves[kind]
+
+
+def share_priors(estimates: Sequence[ProposerEstimate]) -> None:
+    """Derive the priors of proposers without evidence from the rates of the others."""
+    unknown = [one for one in estimates if one.has_no_evidence]
+    rates = [one.first_draft_rate for one in estimates] if unknown else []
+    known = [rate for rate in rates if rate is not None]
+    for estimate in unknown if known else ():
+        estimate.set_prior(sum(known) / len(known))

@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import truediv
 from pathlib import Path
 from typing import Final, Literal, final
 
-from speculate.errors import OptionError
+import attrs
+
 from speculate.protocols import Costs, Plan, Proposer, Round
-from speculate.strategies.acceptance import DECAY_INTERVAL_TOKENS
-from speculate.strategies.checking import check_proposer
-from speculate.strategies.cost_store import CostStore, check_costs, context_bucket
-from speculate.strategies.estimates import (
-    PLAIN_ROUND,
-    Candidate,
+from speculate.strategies.acceptance import (
+    DECAY_INTERVAL_TOKENS,
     Forecast,
     ProposerEstimate,
     share_priors,
 )
-from speculate.strategies.round_times import RoundTimes
+from speculate.strategies.checking import check_proposer
+from speculate.strategies.round_times import CostStore, RoundTimes, check_costs, context_bucket
 from speculate.validation import refuse, validated_choice, validated_flag
 
 MAX_DEPTH: Final = 12
@@ -47,10 +47,60 @@ INITIAL_BALANCE_STEPS: Final = 1.0
 MAX_BALANCE_STEPS: Final = 3.0
 """Largest exploration budget that can accumulate, in plain rounds."""
 
+LOOKAHEAD_LOSS: Final = 0.03
+"""Extra time of a plain round without lookahead, in plain rounds.
+
+Asking a lookup that has no match yet prevents the launch of the next forward.
+"""
+
 _logger = logging.getLogger(__name__)
 
 Availability = tuple[ProposerEstimate, Forecast, float]
 """A proposer that can draft now: estimate, (kind, max depth), catch-up time in plain rounds."""
+
+
+@final
+@attrs.frozen
+class Candidate:
+    """A possible next round.
+
+    Attributes:
+        estimate: The proposer that would draft; `None` for a plain round.
+        depth: Tokens to draft.
+        tokens: Expected number of emitted tokens.
+        time: Expected duration, in plain rounds.
+    """
+
+    estimate: ProposerEstimate | None
+    depth: int
+    tokens: float
+    time: float
+
+    @property
+    def rate(self) -> float:
+        """Expected speedup over plain decoding, in tokens per plain round."""
+        return self.tokens / self.time
+
+    def with_catch_up(self, time: float, horizon: int) -> Candidate:
+        """The candidate with `time` plain rounds of catching up, spread over `horizon` tokens."""
+        return attrs.evolve(self, time=self.time + time * self.tokens / horizon) if time else self
+
+
+PLAIN_ROUND: Final = Candidate(None, 0, 1.0, 1.0)
+"""A round without a draft."""
+
+
+def fastest(
+    estimate: ProposerEstimate, tokens: Sequence[float], times: Sequence[float]
+) -> Candidate:
+    """The draft with the most tokens per unit of time; `PLAIN_ROUND` if there is none.
+
+    `tokens` and `times` are expected of rounds with 0, 1, 2, ... drafts, in plain rounds.
+    """
+    rates = list(map(truediv, tokens, times))
+    rates[0] = 0.0
+    depth = rates.index(max(rates))
+    return Candidate(estimate, depth, tokens[depth], times[depth]) if depth else PLAIN_ROUND
 
 
 @final
@@ -60,16 +110,14 @@ class ExplorationBudget:
     Every round adds to it. Exploring a candidate spends the loss that is expected of it, and is
     corrected once its emitted tokens are known, so that a disappointing result reduces further
     exploration.
+
+    Attributes:
+        balance: Plain rounds available; negative if exploration lost more than expected.
     """
 
     def __init__(self) -> None:
-        self._balance = INITIAL_BALANCE_STEPS
+        self.balance: float = INITIAL_BALANCE_STEPS
         self._explored: tuple[Candidate, Candidate] | None = None
-
-    @property
-    def balance(self) -> float:
-        """Plain rounds available; negative if exploration lost more than expected."""
-        return self._balance
 
     def begin(self) -> None:
         """Start a sequence. The result of an exploration in the last one is not awaited."""
@@ -80,16 +128,13 @@ class ExplorationBudget:
         self._add(EXPLORATION_SHARE * time)
 
     def spend(self, candidate: Candidate, price: float, best: Candidate) -> bool:
-        """Pay for exploring a candidate, if the balance allows it.
+        """Pay a price in plain rounds for exploring a candidate instead of the best one.
 
-        Args:
-            candidate: The candidate to explore.
-            price: Its expected loss, in plain rounds.
-            best: What would be done otherwise.
+        Returns `False` if the balance does not allow it.
         """
-        if price > self._balance:
+        if price > self.balance:
             return False
-        self._balance -= price
+        self.balance -= price
         self._explored = candidate, best
         return True
 
@@ -112,7 +157,7 @@ class ExplorationBudget:
         self._add(won / best.rate)
 
     def _add(self, time: float) -> None:
-        self._balance = min(self._balance + time, MAX_BALANCE_STEPS)
+        self.balance = min(self.balance + time, MAX_BALANCE_STEPS)
 
 
 @final
@@ -158,10 +203,8 @@ class Adaptive:
             refuse("cache_folder", "a Path or None", cache_folder)
         if not isinstance(costs, Costs | None):
             refuse("costs", "Costs or None", costs)
-        try:
-            costs = costs and check_costs(costs)
-        except ValueError as error:
-            raise OptionError(str(error)) from None
+        if costs is not None:
+            check_costs(costs)
         for proposer in proposers:
             check_proposer(proposer)
         self._proposers = proposers
@@ -180,6 +223,10 @@ class Adaptive:
         self._first = False  # whether the next round emits the first token of a sequence
         self._plain_until = 0  # number of the plan up to which only lookups may draft
         self._backlogs: dict[str, int] = {}
+        # The best candidates, and the survival and times that they were computed from.
+        self._candidates: dict[
+            tuple[str, Forecast, float], tuple[Sequence[float], Sequence[float], Candidate]
+        ] = {}
 
     def __repr__(self) -> str:
         names = ", ".join(proposer.name for proposer in self._proposers) or "no proposers"
@@ -199,28 +246,26 @@ class Adaptive:
 
     def plan(self, remaining: int | None, /) -> Plan:
         self._plans += 1
+        plain = self.plain_seconds or None
         if self._first:
             self._first = False
-            return Plan(predicted=1.0, plain_seconds=self.plain_seconds or None)
+            return Plan(predicted=1.0, plain_seconds=plain)
         if not self._fixed and self._times.needs_baseline(self._rate):
             return Plan()
         # Plain rounds teach little, so that the decision need not be made again for each.
         rests = self._plans < self._plain_until and not self._available(1, self._free_estimates)
-        horizon = (
-            CATCH_UP_HORIZON_TOKENS
-            if remaining is None
-            else min(CATCH_UP_HORIZON_TOKENS, remaining)
-        )
+        horizon = CATCH_UP_HORIZON_TOKENS
+        if remaining is not None:
+            horizon = min(horizon, remaining)
         best = PLAIN_ROUND if rests else self._choose(horizon)
         self._rate = best.rate
         self._budget.accrue(best.time)
-        plain = self.plain_seconds or None
-        if best.estimate is None:
-            if not rests and horizon > DECAY_INTERVAL_TOKENS:
-                self._plain_until = self._plans + DECAY_INTERVAL_TOKENS
-            return Plan(predicted=1.0, plain_seconds=plain)
-        proposer = best.estimate.proposer
-        return Plan(proposer, best.depth, predicted=best.rate, plain_seconds=plain)
+        if best.estimate is not None:
+            proposer = best.estimate.proposer
+            return Plan(proposer, best.depth, predicted=best.rate, plain_seconds=plain)
+        if not rests and horizon > DECAY_INTERVAL_TOKENS:
+            self._plain_until = self._plans + DECAY_INTERVAL_TOKENS
+        return Plan(predicted=1.0, plain_seconds=plain)
 
     def observe(self, round: Round, /) -> None:
         for estimate in self._estimates:
@@ -232,32 +277,29 @@ class Adaptive:
             self._plain_until = 0
             share_priors(self._estimates)
         self._budget.observe(round)
-        timed = 0.0 < round.seconds < math.inf
-        if self._fixed or round.cut or not timed:
+        if self._fixed or round.cut or not 0.0 < round.seconds < math.inf:
             return
         if round.proposer is not None:
             backlog = self._backlogs.get(round.proposer, 0)
             self._times.observe(round.proposer, round.drafted, round.seconds, backlog)
-        elif round.asked is None and round.ahead < round.seconds:
-            # The device was busy throughout, also while the caller was. No earlier round overlaps
-            # with the first one, so that its time counts only where no other is known.
-            if round.index == 0 and self.plain_seconds:
-                return
+            return
+        # Whether the device was busy throughout, also while the caller was.
+        busy = round.asked is None and round.ahead < round.seconds
+        # No earlier round overlaps with the first: its time counts only where no other is known.
+        if busy and (round.index or not self.plain_seconds):
             self._times.observe_plain(round.seconds + round.ahead)
 
     def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
         if not self._measures:
             return False
-        place = (key, context_bucket(context))
-        known = self._known.get(place)
-        if known is None and key is not None:
-            known = self._store.load(key, context)
-        self._key = key
-        if known is None:
+        self._key, place = key, (key, context_bucket(context))
+        if place in self._known:
+            return False
+        found = None if key is None else self._store.load(key, context)
+        if found is None:
             return remaining is None or remaining >= PROBE_MIN_TOKENS
-        if place not in self._known:
-            self._known = {place: known}
-            self._times = RoundTimes(known, self._free, MAX_DEPTH, fresh=False)
+        self._known = {place: found}
+        self._times = RoundTimes(found, self._free, MAX_DEPTH, fresh=False)
         return False
 
     def take_costs(self, costs: Costs, /) -> None:
@@ -286,28 +328,49 @@ class Adaptive:
                 estimate.failed = True
 
     def _choose(self, horizon: int) -> Candidate:
-        """The best candidate, or one worth exploring.
-
-        Args:
-            horizon: Tokens still to be emitted, at most `CATCH_UP_HORIZON_TOKENS`.
-        """
+        """The best candidate, or one worth exploring, with `horizon` tokens still to be emitted."""
         best = hope = PLAIN_ROUND
-        available = self._available(min(MAX_DEPTH, horizon - 1), self._estimates)
+        max_depth = min(MAX_DEPTH, horizon - 1)
+        available = self._available(max_depth, self._estimates)
         # Optimistic rates matter only if exploration can be paid for.
         affordable = self._budget.balance > 0.0
         for estimate, forecast, catch_up in available:
-            times = self._times.of(estimate.name)
-            found = estimate.best(times, forecast)
+            found = self._best(estimate, forecast)
             if found.rate > best.rate and not (catch_up and estimate.is_recovering()):
                 best = max(best, found.with_catch_up(catch_up, horizon), key=_rate)
             if affordable:
-                optimistic = estimate.best(times, forecast, OPTIMISM_SIGMAS)
+                optimistic = self._best(estimate, forecast, OPTIMISM_SIGMAS)
                 if optimistic.rate > hope.rate:
                     hope = max(hope, optimistic.with_catch_up(catch_up, horizon), key=_rate)
         exploration = self._explore(available, best, hope) if affordable else None
         if exploration is None and best.estimate is None:
-            return self._blind_candidate(min(MAX_DEPTH, horizon - 1))
+            blind = [self._blind_candidate(one, max_depth) for one in self._estimates]
+            return max(blind, key=_rate, default=PLAIN_ROUND)
         return exploration or best
+
+    def _best(
+        self, estimate: ProposerEstimate, forecast: Forecast, optimism: float = 0.0
+    ) -> Candidate:
+        """The best candidate of a proposer; `optimism` as in `AcceptanceCurve.survival`."""
+        survival, times = estimate.survival(*forecast, optimism), self._times.of(estimate.name)
+        place = (estimate.name, forecast, optimism)
+        known = self._candidates.get(place)
+        # Survival and times are new objects if they changed.
+        if known is None or known[0] is not survival or known[1] is not times:
+            tokens = list(accumulate(survival, initial=1.0))
+            known = self._candidates[place] = survival, times, fastest(estimate, tokens, times)
+        return known[2]
+
+    def _blind_candidate(self, estimate: ProposerEstimate, max_depth: int) -> Candidate:
+        """A plain round, or one that asks a lookup that may find a match at the last token."""
+        onset = estimate.onset.probability
+        if not onset or estimate.failed:
+            return PLAIN_ROUND
+        survival = estimate.survival(estimate.onset.kind, max_depth)
+        tokens = [1.0 + onset * drafted for drafted in accumulate(survival, initial=0.0)]
+        times = self._times.of(estimate.name)
+        times = [1.0 + LOOKAHEAD_LOSS + onset * (time - 1.0) for time in times]
+        return max(PLAIN_ROUND, fastest(estimate, tokens, times), key=_rate)
 
     def _explore(
         self, available: Sequence[Availability], best: Candidate, hope: Candidate
@@ -322,11 +385,13 @@ class Adaptive:
                 hope.estimate is None and self._all_unknown(estimate)
             )
             if hoped or (estimate is not best.estimate and unknown):
-                candidate = estimate.at(depth, self._times.of(estimate.name), forecast)
-                loss = catch_up + candidate.time - candidate.tokens / best.rate
+                tokens = 1.0 + sum(estimate.survival(forecast[0], depth))
+                time = self._times.of(estimate.name)[depth]
+                loss = catch_up + time - tokens / best.rate
                 # A proposer that was slow may have become faster: after long enough the price
                 # is capped so that it can be paid.
                 price = loss if idle < RETRY_AFTER_ROUNDS * loss else min(loss, MAX_BALANCE_STEPS)
+                candidate = Candidate(estimate, depth, tokens, time)
                 if self._budget.spend(candidate, price, best):
                     return candidate
         return None
@@ -335,13 +400,6 @@ class Adaptive:
         """Whether it has little evidence, and no other proposer has a rate to infer its own."""
         others = (one for one in self._estimates if one is not estimate)
         return estimate.has_little_evidence and all(one.first_draft_rate is None for one in others)
-
-    def _blind_candidate(self, max_depth: int) -> Candidate:
-        """A plain round, or one that asks a lookup that may find a match at the last token."""
-        candidates = [
-            one.blind_candidate(self._times.of(one.name), max_depth) for one in self._estimates
-        ]
-        return max(candidates, key=_rate, default=PLAIN_ROUND)
 
     def _available(
         self, max_depth: int, estimates: Sequence[ProposerEstimate]

@@ -20,19 +20,13 @@ def check_proposer(proposer: object) -> None:
     """
     if isinstance(proposer, type):
         raise OptionError(f"proposer: {proposer.__name__} is a class: pass an instance of it")
-    if isinstance(proposer, SpeculativeModel | Strategy | Sequence | dict) or not _named(proposer):
+    # A wrapper may delegate to another object, but every proposer has a name.
+    named = isinstance(getattr(proposer, "name", None), str)
+    if not named or isinstance(proposer, SpeculativeModel | Strategy | Sequence | dict):
         raise OptionError(
             f"proposer: {type(proposer).__name__} is not a proposer: pass MTPChain(), "
             "DraftModel(draft) or PromptLookup(), and several as separate arguments"
         )
-
-
-def _named(proposer: object) -> bool:
-    """Whether it has a name, as every proposer does; a wrapper may delegate to another object."""
-    try:
-        return isinstance(cast(Proposer, proposer).name, str)
-    except AttributeError:
-        return False
 
 
 def checked_outlook(proposer: Proposer, outlook: object) -> Outlook:
@@ -43,11 +37,8 @@ def checked_outlook(proposer: Proposer, outlook: object) -> Outlook:
     """
     if not isinstance(outlook, Outlook):
         raise _wrong_type(proposer, "outlook()", outlook, "an Outlook")
-    kind, length = outlook.kind, outlook.length
-    if not _whole(kind, MAX_KIND):
-        raise _out_of_range(proposer, "Outlook.kind", kind, f"from 0 to {MAX_KIND}")
-    if not _whole(length):
-        raise _out_of_range(proposer, "Outlook.length", length, "0 or more")
+    _check_count(proposer, "Outlook.kind", outlook.kind, MAX_KIND)
+    _check_count(proposer, "Outlook.length", outlook.length)
     return outlook
 
 
@@ -62,17 +53,10 @@ def checked_hindsight(proposer: Proposer, hindsight: object) -> Sequence[Hindsig
     for found in hindsight:
         if not isinstance(found, Hindsight):
             raise _wrong_type(proposer, "hindsight()", found, "a Hindsight")
-        kind, position, compared, right = found.kind, found.position, found.compared, found.right
-        if not _whole(kind, MAX_KIND):
-            raise _out_of_range(proposer, "Hindsight.kind", kind, f"from 0 to {MAX_KIND}")
-        if not _whole(position, MAX_KIND):
-            raise _out_of_range(proposer, "Hindsight.position", position, f"from 0 to {MAX_KIND}")
-        if not _whole(compared):
-            raise _out_of_range(proposer, "Hindsight.compared", compared, "0 or more")
-        if not _whole(right, compared):
-            raise _out_of_range(
-                proposer, "Hindsight.right", right, f"from 0 to compared, {compared}"
-            )
+        _check_count(proposer, "Hindsight.kind", found.kind, MAX_KIND)
+        _check_count(proposer, "Hindsight.position", found.position, MAX_KIND)
+        _check_count(proposer, "Hindsight.compared", found.compared)
+        _check_count(proposer, "Hindsight.right", found.right, found.compared, "compared, ")
     return hindsight
 
 
@@ -82,22 +66,21 @@ def checked_behind(proposer: Proposer, behind: object) -> int:
     Raises:
         SpeculateError: It is not.
     """
-    if not (isinstance(behind, int) and behind >= 0):
-        raise _out_of_range(proposer, "behind()", behind, "0 or more")
-    return behind
+    _check_count(proposer, "behind()", behind)
+    return cast(int, behind)
 
 
-def _whole(value: object, most: int | None = None) -> bool:
-    """Whether it is an integer from 0 to `most`."""
-    return isinstance(value, int) and value >= 0 and (most is None or value <= most)
+def _check_count(
+    proposer: Proposer, what: str, value: object, most: int | None = None, name: str = ""
+) -> None:
+    """Raise for anything but an integer from 0 to `most`, which the error calls `name`."""
+    if not isinstance(value, int) or value < 0 or (most is not None and value > most):
+        allowed = "0 or more" if most is None else f"from 0 to {name}{most}"
+        raise SpeculateError(
+            f"proposer '{proposer.name}' reports {what} {value!r}: it must be an integer, {allowed}"
+        )
 
 
 def _wrong_type(proposer: Proposer, what: str, found: object, wanted: str) -> SpeculateError:
     kind = type(found).__name__
     return SpeculateError(f"proposer '{proposer.name}': {what} must return {wanted}, not {kind}")
-
-
-def _out_of_range(proposer: Proposer, what: str, value: object, wanted: str) -> SpeculateError:
-    return SpeculateError(
-        f"proposer '{proposer.name}' reports {what} {value!r}: it must be an integer, {wanted}"
-    )

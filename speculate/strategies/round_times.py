@@ -1,15 +1,30 @@
-"""Durations of rounds relative to plain decoding: a table, kept current from observed rounds."""
+"""Durations of rounds: measured costs, stored across processes, and what observed rounds take."""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import accumulate
+from pathlib import Path
 from statistics import fmean, median, median_low
 from typing import Final, final
 
+import attrs
+
+from speculate.errors import OptionError
 from speculate.protocols import Costs
+
+MIN_CONTEXT: Final = 256
+"""Context length in tokens. All shorter contexts share its costs."""
+
+MAX_PLAUSIBLE_SECONDS: Final = 1e4
+"""Upper bound of a plausible measurement, in seconds."""
 
 WINDOW_ROUNDS: Final = 7
 """Rounds in a running median. Three outliers among them do not move it."""
@@ -54,6 +69,8 @@ BATCHED_ROW_COST: Final = 1 / 32
 MIN_BATCH_ROWS: Final = 64
 """Fewest rows of a catch-up batch whose time exceeds the noise of a round."""
 
+_logger = logging.getLogger(__name__)
+
 
 @final
 class RoundTimes:
@@ -70,6 +87,9 @@ class RoundTimes:
         max_depth: Most tokens of a draft.
         fresh: Whether the costs were measured just now, or are to be trusted; otherwise the
             machine's speed may have changed since.
+
+    Attributes:
+        baseline_seconds: Current duration of a plain round; 0 before any was timed.
     """
 
     def __init__(
@@ -95,22 +115,17 @@ class RoundTimes:
         self._times = {name: list(table) for name, table in self._tables.items()}
         # Duration of a plain round in seconds: current, when last measured, and as implied by
         # each of the last rounds.
-        self._baseline = self._checked_baseline = 0.0 if costs is None else unit
-        self._baselines = deque([self._baseline] * WINDOW_ROUNDS, maxlen=WINDOW_ROUNDS)
+        self.baseline_seconds = self._checked_baseline = 0.0 if costs is None else unit
+        self._baselines = deque([self.baseline_seconds] * WINDOW_ROUNDS, maxlen=WINDOW_ROUNDS)
         self._baseline_stale = costs is None or not fresh
         self._checks: list[float] = []
         # Durations in plain rounds by proposer and depth; and by proposer relative to its table,
         # where the table counts as one round.
-        self._ratios: dict[tuple[str, int], deque[float]] = {}
+        self._ratios: dict[str, dict[int, deque[float]]] = {name: {} for name in proposers}
         self._factors = {name: deque([1.0], maxlen=WINDOW_ROUNDS) for name in proposers}
         self._outliers: dict[str, list[float]] = {name: [] for name in proposers}
         self._idle: dict[str | None, int] = dict.fromkeys([None, *proposers], 0)
         self._batched_rows: deque[float] = deque(maxlen=WINDOW_ROUNDS)
-
-    @property
-    def baseline_seconds(self) -> float:
-        """Current duration of a plain round; 0 before any was timed."""
-        return self._baseline
 
     def of(self, name: str) -> list[float]:
         """Durations of rounds with 0, 1, 2, ... drafts by `name`, in plain rounds."""
@@ -128,19 +143,12 @@ class RoundTimes:
         return self._idle[name]
 
     def needs_baseline(self, rate: float) -> bool:
-        """Whether to decode without a draft, to measure the baseline.
-
-        Args:
-            rate: Expected speedup of the last round.
-        """
-        interval = (
-            CLOSE_CALL_INTERVAL_ROUNDS if rate < CLOSE_CALL_SPEEDUP else BASELINE_INTERVAL_ROUNDS
-        )
-        self._baseline_stale = (
-            self._baseline_stale
-            or self._idle[None] >= interval
-            or _differ(self._baseline, self._checked_baseline)
-        )
+        """Whether to measure the baseline, if the last round's expected speedup was `rate`."""
+        if not self._baseline_stale:
+            close_call = rate < CLOSE_CALL_SPEEDUP
+            interval = CLOSE_CALL_INTERVAL_ROUNDS if close_call else BASELINE_INTERVAL_ROUNDS
+            drifted = _differ(self.baseline_seconds, self._checked_baseline)
+            self._baseline_stale = drifted or self._idle[None] >= interval
         return self._baseline_stale
 
     def observe_plain(self, seconds: float) -> None:
@@ -150,45 +158,36 @@ class RoundTimes:
             self._update_baseline(seconds)
             return
         self._checks.append(seconds)
-        if len(self._checks) >= BASELINE_ROUNDS or not self._baseline:
+        if len(self._checks) >= BASELINE_ROUNDS or not self.baseline_seconds:
             # Disturbances only ever add time.
             least = min(self._checks)
             self._set_baseline(fmean(time for time in self._checks if not _differ(time, least)))
 
     def observe(self, name: str, depth: int, seconds: float, backlog: int = 0) -> None:
-        """Learn from the duration of a round with a draft.
+        """Learn from the duration of a round in which `name` drafted `depth` tokens.
 
-        Args:
-            name: The proposer.
-            depth: Tokens of the draft.
-            seconds: Duration of the round.
-            backlog: Tokens that the proposer fed before the draft.
+        Before the draft it fed a backlog of so many tokens.
         """
-        if not self._baseline:
+        if not self.baseline_seconds:
             return
         if self._count(name) >= STALE_AFTER_ROUNDS:
             self._invalidate(name)
-        ratio = seconds / self._baseline
+        ratio = seconds / self.baseline_seconds
         if backlog:
-            self._observe_batch(name, backlog, ratio - self._times[name][depth])
+            # The cost of a batched row relative to a step is taken to be the same for all models.
+            if backlog >= MIN_BATCH_ROWS and self._steps[name]:
+                time = max(0.0, ratio - self._times[name][depth])
+                self._batched_rows.append(time / (backlog * self._steps[name]))
             return
-        ratios = self._ratios.setdefault((name, depth), deque(maxlen=WINDOW_ROUNDS))
+        ratios = self._ratios[name].setdefault(depth, deque(maxlen=WINDOW_ROUNDS))
         if len(ratios) >= MIN_ROUNDS:
             change = ratio / self._times[name][depth]
-            self._update_baseline(self._baseline * change)
+            self._update_baseline(self.baseline_seconds * change)
             if self._is_outlier(name, change):
                 return
         ratios.append(ratio)
         self._factors[name].append(ratio / self._tables[name][depth])
         self._refresh(name)
-
-    def _observe_batch(self, name: str, rows: int, time: float) -> None:
-        """Learn from a catch-up batch that took `time` plain rounds.
-
-        The cost of a batched row relative to a step is taken to be the same for all models.
-        """
-        if rows >= MIN_BATCH_ROWS and self._steps[name]:
-            self._batched_rows.append(max(0.0, time) / (rows * self._steps[name]))
 
     def _count(self, name: str | None) -> int:
         """Count a round by `name`, and return the rounds since its previous one."""
@@ -201,16 +200,16 @@ class RoundTimes:
     def _update_baseline(self, seconds: float) -> None:
         """Follow gradual changes of the baseline."""
         self._baselines.append(seconds)
-        self._baseline = sorted(self._baselines)[WINDOW_ROUNDS // 2]
+        self.baseline_seconds = sorted(self._baselines)[WINDOW_ROUNDS // 2]
 
     def _set_baseline(self, seconds: float) -> None:
         """Replace the baseline by a measured one."""
-        if self._baseline and not _differ(seconds, self._baseline):
+        if self.baseline_seconds and not _differ(seconds, self.baseline_seconds):
             # The whole machine changed, so the outliers were not the proposers' own.
-            self._ratios.clear()
-            for outliers in self._outliers.values():
+            for name, outliers in self._outliers.items():
                 outliers.clear()
-        self._baseline = self._checked_baseline = seconds
+                self._ratios[name].clear()
+        self.baseline_seconds = self._checked_baseline = seconds
         self._baselines.extend([seconds] * WINDOW_ROUNDS)
         self._checks.clear()
         self._baseline_stale = False
@@ -235,8 +234,7 @@ class RoundTimes:
         """Reduce all that was learned of `name` to the weight of one round."""
         self._factors[name] = deque([median_low(self._factors[name])], maxlen=WINDOW_ROUNDS)
         self._outliers[name].clear()
-        for place in [place for place in self._ratios if place[0] == name]:
-            del self._ratios[place]
+        self._ratios[name].clear()
         self._refresh(name)
 
     def _refresh(self, name: str) -> None:
@@ -244,9 +242,8 @@ class RoundTimes:
         # The lower median, because a single slow round is no evidence.
         factor = median_low(self._factors[name])
         times = [time * factor for time in self._tables[name]]
-        for depth in range(1, len(times)):
-            ratios = self._ratios.get((name, depth))
-            if ratios is not None and len(ratios) >= MIN_ROUNDS:
+        for depth, ratios in self._ratios[name].items():
+            if len(ratios) >= MIN_ROUNDS:
                 times[depth] = median(ratios)
         self._times[name] = times
 
@@ -256,14 +253,84 @@ def _differ(one: float, other: float) -> bool:
 
 
 def interpolated(table: Mapping[int, float], at: int) -> float:
-    """A value between those of a table, by linear interpolation and extrapolation.
+    """The value of a table at an argument, by linear interpolation and extrapolation.
 
-    Args:
-        table: Argument -> value, at least two entries.
-        at: The argument to evaluate at.
+    The table has at least two entries.
     """
     known = sorted(table)
     right = min(max(bisect_left(known, at), 1), len(known) - 1)
     low, high = known[right - 1], known[right]
     slope = (table[high] - table[low]) / (high - low)
     return table[low] + slope * (at - low)
+
+
+def context_bucket(context: int) -> int:
+    """`context` rounded up to a power of two, at least 256 tokens."""
+    return max(MIN_CONTEXT, 1 << (context - 1).bit_length()) if context > 0 else MIN_CONTEXT
+
+
+@final
+class CostStore:
+    """One file per key and context length; a key is a model, its proposers and the machine.
+
+    Costs that cannot be read are measured again; costs that cannot be written are not stored.
+
+    Args:
+        folder: Folder of the files; by default `speculate` in the user's cache folder.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+
+    def load(self, key: str, context: int) -> Costs | None:
+        """The costs stored under `key` at this context length, or `None`."""
+        path = self._path(key, context)
+        try:
+            entry = json.loads(path.read_text(encoding="utf-8"))
+            forward = {int(rows): float(seconds) for rows, seconds in entry["forward"].items()}
+            draft = {name: float(seconds) for name, seconds in entry["draft"].items()}
+            return check_costs(Costs(int(entry["context"]), forward, draft))
+        except FileNotFoundError:
+            return None
+        except Exception:
+            _logger.warning("ignored the costs in %s, which cannot be read", path)
+            return None
+
+    def save(self, key: str, costs: Costs) -> None:
+        """Store measured costs under `key`."""
+        path = self._path(key, costs.context)
+        own = f".{os.getpid()}.{threading.get_ident()}.tmp"
+        beside = path.with_suffix(own)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps({"key": key, **attrs.asdict(costs)}), encoding="utf-8")
+            beside.replace(path)
+        except OSError as error:
+            _logger.info("measured costs are not stored: %s", error)
+            with suppress(OSError):
+                beside.unlink()
+
+    def _path(self, key: str, context: int) -> Path:
+        # Imported late, because only a strategy that stores costs needs them.
+        import hashlib
+
+        import platformdirs
+
+        folder = self._folder or platformdirs.user_cache_path("speculate", appauthor=False)
+        name = hashlib.sha256(key.encode()).hexdigest()[:24]
+        return folder / "costs" / f"{name}-{context_bucket(context)}.json"
+
+
+def check_costs(costs: Costs) -> Costs:
+    """Return the costs if they are valid.
+
+    Raises:
+        OptionError: A time is missing or implausible.
+    """
+    rows, seconds = list(costs.forward), [*costs.forward.values(), *costs.draft.values()]
+    if 1 not in rows or len(rows) < 2 or min(rows) < 1:
+        raise OptionError(f"costs need the times of 1 row and of more rows, got those of {rows}")
+    plausible = all(0 <= time < MAX_PLAUSIBLE_SECONDS for time in seconds)
+    if not plausible or 0 in costs.forward.values():
+        raise OptionError(f"costs must be times in seconds, above 0 for a forward; got {seconds}")
+    return costs

@@ -5,91 +5,84 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import cast, final
+from typing import NamedTuple, cast, final
 
 import attrs
 import mlx.core as mx
+from typing_extensions import Protocol
 
 from speculate.backends.group import group_of
 from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
 from speculate.testing.contract import ContractError, InjectedError, at_step, require
-from speculate.testing.layers import VOCAB, Layer, forward, run_layers
+from speculate.testing.layers import VOCAB, Layer, run_layers
 
-Adopt = Callable[[Sequence[object]], list[Rollbackable]]
-"""Moves the content of mlx-lm's caches into rewindable ones."""
+
+class StockCache(Protocol):
+    """What every cache of mlx-lm reports: its arrays, their bytes, and whether it is empty."""
+
+    state: object
+    nbytes: int
+
+    def empty(self) -> bool: ...
+
+
+def require_moved(stock: Sequence[object]) -> None:
+    """Check that mlx-lm's caches hold nothing once they were adopted."""
+    emptied = all(cast(StockCache, cache).empty() for cache in stock)
+    require(emptied, "an adopted cache still holds the rows, too")
+
+
+def require_same_objects(back: Sequence[object], stock: Sequence[object]) -> None:
+    """Check that `hand_back` returned the caches that were adopted."""
+    same = all(one is other for one, other in zip(back, stock, strict=True))
+    require(same, "hand_back returns another object than the one that was adopted")
+
+
+def require_lengths(caches: Sequence[Rollbackable], length: int, when: str) -> None:
+    """Check that every cache reports how many tokens it holds."""
+    lengths = [cache.length() for cache in caches]
+    require(lengths == [length] * len(lengths), f"lengths are {lengths} {when}")
 
 
 @final
+@attrs.define(eq=False)
 class CacheSpec:
-    """A kind of cache, the layers that use it, and the sequence they are tested on.
+    """A kind of cache, the layers that use it, and what they see for the tested sequence."""
 
-    Args:
-        make: Returns fresh, empty caches of one group.
-        layers: One for each cache.
-        adopt: Moves the content of mlx-lm's caches into such caches.
-        whole_blocks: Only whole blocks can be trimmed.
-        prefill_differs: Rows of an unrecorded block see less in mlx-lm than those of single
-            steps do, as in a window with sinks.
-    """
+    make: Callable[[], list[Rollbackable]]
+    layers: Sequence[Layer]
+    adopt: Callable[[Sequence[object]], list[Rollbackable]]
+    whole_blocks: bool
+    prefill_differs: bool
+    _stock: list[object] = attrs.field(init=False, factory=list)
+    _expected: list[mx.array] = attrs.field(init=False, factory=list)
 
-    def __init__(
-        self,
-        make: Callable[[], list[Rollbackable]],
-        layers: Sequence[Layer],
-        adopt: Adopt,
-        *,
-        whole_blocks: bool = False,
-        prefill_differs: bool = False,
-    ) -> None:
-        self.make = make
-        self.layers: list[Layer] = list(layers)
-        self.adopt = adopt
-        self.whole_blocks = whole_blocks
-        self.prefill_differs = prefill_differs
-        self._rng = random.Random(0)
-        self._sequence: list[int] = []
-        self._stock: list[object] = []
-        self._expected: list[mx.array] = []
-
-    def sequence(self, stop: int) -> list[int]:
-        """The first tokens of the sequence that all contracts feed."""
-        while len(self._sequence) < stop:
-            self._sequence.append(self._rng.randrange(VOCAB))
-        return self._sequence[:stop]
+    def sequence(self, start: int, stop: int) -> list[int]:
+        """Tokens `start` to `stop` of the sequence that all contracts feed."""
+        return random.Random(0).choices(range(VOCAB), k=stop)[start:]
 
     def expected(self, start: int, stop: int) -> mx.array:
-        """What the layers see for some tokens of the sequence.
+        """What the layers see for tokens `start` to `stop`, `(stop - start, n)` float32.
 
         The reference is what `hand_back` returns for an empty cache: mlx-lm's own type, fed
         token by token and never trimmed.
-
-        Args:
-            start: First position.
-            stop: Position after the last one.
-
-        Returns:
-            `(stop - start, n)` float32.
         """
         self._stock = self._stock or [cache.hand_back() for cache in self.make()]
-        sequence = self.sequence(stop)
-        while len(self._expected) < stop:
-            tokens = mx.array([[sequence[len(self._expected)]]])
-            self._expected.append(run_layers(self.layers, self._stock, tokens))
+        for token in self.sequence(len(self._expected), stop):
+            self._expected.append(run_layers(self.layers, self._stock, mx.array([[token]])))
             mx.eval(self._expected[-1])
         return mx.concatenate(self._expected[start:stop])
 
+    def require_next(self, stock: Sequence[object], position: int, said: str) -> None:
+        """Check what the layers see for one more token over mlx-lm's caches."""
+        tokens = mx.array([self.sequence(position, position + 1)])
+        found = run_layers(self.layers, stock, tokens)
+        require(bool(mx.array_equal(found, self.expected(position, position + 1))), said)
 
-@final
-@attrs.frozen(eq=False)
-class CacheCheckpoint:
-    """An earlier state of a `CacheRun`.
 
-    Attributes:
-        length: Tokens in the caches.
-        right: How many of them were tokens of the sequence.
-        restores: For each cache, the function that restores it.
-    """
+class CacheCheckpoint(NamedTuple):
+    """An earlier `length` and `right` of a `CacheRun`, and what restores each of its caches."""
 
     length: int
     right: int
@@ -100,18 +93,11 @@ class CacheCheckpoint:
 class CacheRun:
     """Caches that hold the start of the sequence, and possibly wrong tokens after it.
 
-    Args:
-        spec: The kind of cache.
-        prompt: Number of tokens of the sequence to feed first, in one block.
-
-    Attributes:
-        caches: The caches.
-        length: Tokens in them.
-        right: How many of these belong to the sequence.
-        rounds: Number of blocks fed.
+    `length` is the number of tokens in them, and `right` of these belong to the sequence. The
+    prompt is fed first, in one block, before recording starts; `rounds` counts the blocks.
     """
 
-    def __init__(self, spec: CacheSpec, prompt: int = 0) -> None:
+    def __init__(self, spec: CacheSpec, prompt: int = 0, *, recording: bool = False) -> None:
         self.spec = spec
         self.caches: list[Rollbackable] = spec.make()
         self.length: int = 0
@@ -121,6 +107,8 @@ class CacheRun:
         self._unknown = 0
         if prompt:
             self.feed(prompt)
+        if recording:
+            self.start()
 
     def start(self) -> None:
         """Start recording."""
@@ -135,19 +123,10 @@ class CacheRun:
         self._recording = False
 
     def feed(self, right: int, wrong: int = 0) -> None:
-        """Feed one block.
-
-        Args:
-            right: Number of tokens that continue the sequence. What the layers see for them
-                is compared.
-            wrong: Number of tokens after those that do not.
-
-        Raises:
-            ContractError: A layer sees something else than over mlx-lm's own cache.
-        """
+        """Feed one block: tokens of the sequence, whose rows are compared, then wrong ones."""
         tokens = self._block(right, wrong)
         with at_step(self.rounds, self.length):
-            found = forward(self.spec.layers, self.caches, tokens)
+            found = run_layers(self.spec.layers, self.caches, tokens)
             if right and (self._recording or right == 1 or not self.spec.prefill_differs):
                 self._compare(found[:right])
         self.right += right
@@ -165,20 +144,12 @@ class CacheRun:
             self.trim(wrong)
 
     def _block(self, right: int, wrong: int) -> mx.array:
-        tokens = self.spec.sequence(self.length + right + wrong)[self.length :]
+        tokens = self.spec.sequence(self.length, self.length + right + wrong)
         replaced = [(token + 1 + n % 2) % VOCAB for n, token in enumerate(tokens[right:])]
         return mx.array([[*tokens[:right], *replaced]], dtype=mx.uint32)
 
     def fail(self, width: int, after: int) -> None:
-        """Run a forward that fails part way.
-
-        Args:
-            width: Number of tokens of its block, all wrong.
-            after: How many layers consume the block before the failure.
-
-        Raises:
-            ContractError: A cache is longer than before.
-        """
+        """Run a forward over `width` wrong tokens that fails after so many layers."""
         group = group_of(self.caches)
         if group is None:
             return
@@ -201,11 +172,7 @@ class CacheRun:
         )
 
     def trim(self, n: int) -> None:
-        """Trim the last `n` tokens, cache by cache as mlx-lm does.
-
-        Raises:
-            ContractError: A cache trims another number, or says that it cannot.
-        """
+        """Trim the last `n` tokens, cache by cache as mlx-lm does."""
         with at_step(self.rounds, self.length):
             for layer, cache in enumerate(self.caches):
                 require(cache.can_trim(n), f"layer {layer} says that it cannot trim {n} tokens")
@@ -216,37 +183,21 @@ class CacheRun:
         self.check_lengths()
 
     def refuses(self, n: int) -> None:
-        """Check that every cache refuses to trim `n` tokens.
-
-        Raises:
-            ContractError: A cache trims something, or raises another error.
-        """
+        """Check that every cache refuses to trim `n` tokens."""
         for layer, cache in enumerate(self.caches):
-            with at_step(self.rounds, self.length):
-                try:
-                    trimmed = cache.trim(n)
-                except RewindError:
-                    continue
-                raise ContractError(f"layer {layer} trimmed {trimmed} tokens when asked for {n}")
+            with at_step(self.rounds, self.length), suppress(RewindError):
+                trimmed = cache.trim(n)
+                require(False, f"layer {layer} trimmed {trimmed} tokens when asked for {n}")
 
     def check_lengths(self) -> None:
-        """Check that every cache reports how many tokens it holds.
-
-        Raises:
-            ContractError: One does not.
-        """
+        """Check that every cache reports how many tokens it holds."""
         lengths = [cache.length() + self._unknown for cache in self.caches]
-        if lengths != [self.length] * len(lengths):
-            raise ContractError(
-                f"lengths are {lengths} with {self.length} tokens fed", round=self.rounds
-            )
+        with at_step(self.rounds):
+            same = lengths == [self.length] * len(lengths)
+            require(same, f"lengths are {lengths} with {self.length} tokens fed")
 
     def hand_back(self) -> list[object]:
-        """Move the content into mlx-lm's caches and return them.
-
-        Raises:
-            ContractError: A rewindable cache still holds arrays.
-        """
+        """Move the content into mlx-lm's caches, so that none is left, and return them."""
         with at_step(self.rounds, self.length):
             stock = [cache.hand_back() for cache in self.caches]
             left = [len(cache.arrays()) for cache in self.caches]
@@ -254,11 +205,7 @@ class CacheRun:
         return stock
 
     def continue_with(self, caches: list[Rollbackable]) -> None:
-        """Continue with other caches that were adopted with the same content.
-
-        Args:
-            caches: The caches, not recording.
-        """
+        """Continue with other caches, not recording, that were adopted with the same content."""
         self.caches = caches
         self._recording = False
         # A recurrent state that was mlx-lm's does not know the length of its sequence.
@@ -273,13 +220,27 @@ class CacheRun:
         return CacheCheckpoint(self.length, self.right, restores)
 
     def restore(self, checkpoint: CacheCheckpoint) -> None:
-        """Restore the state of a checkpoint.
-
-        Raises:
-            ContractError: A cache has another length afterwards.
-        """
+        """Restore the state of a checkpoint."""
         with at_step(self.rounds, self.length):
             for restore in checkpoint.restores:
                 restore()
         self.length, self.right = checkpoint.length, checkpoint.right
         self.check_lengths()
+
+
+@final
+class UntrimmableCache:
+    """As long as another cache, and refuses to trim until `trimmable` is set.
+
+    Has only what the other members of a group ask it.
+    """
+
+    def __init__(self, cache: Rollbackable) -> None:
+        self.length = cache.length
+        self.trimmable = False
+
+    def can_trim(self, n: int, /) -> bool:
+        return self.trimmable or n == 0
+
+    def trim(self, n: int, /) -> int:
+        return n

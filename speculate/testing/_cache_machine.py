@@ -10,6 +10,7 @@ import mlx.core as mx
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from speculate._mx import arrays_of
 from speculate.testing._cache_harness import CacheCheckpoint, CacheRun, CacheSpec
 
 WIDTHS = st.integers(1, 9)
@@ -20,20 +21,14 @@ RECORDED = 64
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Feeds blocks, checkpoints, restores, trims, stops, fails, releases and adopts.
-
-    What continues the sequence is compared with mlx-lm's own cache.
-
-    Args:
-        spec: The kind of cache.
-    """
+    """Feeds blocks, checkpoints, restores, trims, stops, fails, releases and adopts."""
 
     def __init__(self, spec: CacheSpec) -> None:
         super().__init__()
         self.spec = spec
         self.run: CacheRun = CacheRun(spec)
         self.checkpoints: list[CacheCheckpoint] = []
-        self.blocks: list[int] = []  # widths that were fed and not trimmed
+        self.starts: list[int] = []  # positions of the blocks that were fed and not trimmed
         self.recorded: int = 0  # how many of the last tokens are certainly recorded
         self.recording: bool = False
 
@@ -56,12 +51,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     def record(self, width: int) -> None:
         """Count a block that was fed."""
-        self.blocks.append(width)
+        self.starts.append(self.run.length - width)
         self.recorded = min(RECORDED, self.recorded + width)
 
     def drop_records(self) -> None:
         """Expect that nothing fed so far can be trimmed."""
-        self.blocks, self.recorded = [], 0
+        self.starts, self.recorded = [], 0
 
     @precondition(lambda self: self.on_sequence())
     @rule()
@@ -95,18 +90,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.run.trim(n)
         # A checkpoint is valid until something from before it is trimmed.
         self.checkpoints = [c for c in self.checkpoints if c.length <= self.run.length]
+        self.starts = [start for start in self.starts if start < self.run.length]
         self.recorded -= n
-        while n:
-            part = min(n, self.blocks[-1])
-            self.blocks[-1] -= part
-            n -= part
-            if not self.blocks[-1]:
-                self.blocks.pop()
 
     def possible(self) -> list[int]:
         """Numbers of tokens that can be trimmed."""
-        ends = [sum(self.blocks[index:]) for index in range(len(self.blocks))]
-        every = ends if self.spec.whole_blocks else range(1, self.recorded + 1)
+        blocks = [self.run.length - start for start in self.starts]
+        every = blocks if self.spec.whole_blocks else range(1, self.recorded + 1)
         return [0, *(n for n in every if n <= self.recorded)]
 
     @rule(excess=st.integers(1, 300))
@@ -132,18 +122,11 @@ class CacheMachine(RuleBasedStateMachine):
             self.run.restore(on_sequence[-1])
         if self.on_sequence():
             self.run.feed(1)
-            mx.eval([cache.arrays() for cache in self.run.caches])
+            mx.eval(arrays_of(self.run.caches))
 
 
 def run_machine(spec: CacheSpec, examples: int, steps: int, seed: int | None) -> None:
-    """Run the state machine.
-
-    Args:
-        spec: The kind of cache.
-        examples: Number of runs.
-        steps: Operations in each run.
-        seed: Of the runs; `None` for the same runs every time.
-    """
+    """Run the state machine: the arguments are those of the contract."""
 
     @final
     class Machine(CacheMachine):

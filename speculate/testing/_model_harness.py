@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from types import FunctionType
 from typing import Final, cast, final
 
 import mlx.core as mx
+from typing_extensions import Protocol
 
-from speculate.errors import RewindError
 from speculate.protocols import Forward, Rollbackable, SpeculativeModel, StockModel
-from speculate.testing.contract import ContractError, at_step
+from speculate.testing.contract import ContractError, InjectedError, at_step, require
 
 STOCK: Final = "mlx-lm's own model"
 """How errors name the reference model."""
@@ -32,17 +35,9 @@ def distances(found: mx.array, expected: mx.array) -> list[float]:
 def compare(
     found: mx.array, expected: mx.array, tolerance: float, position: int, reference: str
 ) -> None:
-    """Compare rows with a reference.
+    """Compare rows `(T, n)`, the first at `position`, with those of a named reference.
 
-    Args:
-        found: `(T, n)`.
-        expected: `(T, n)` of the same dtype.
-        tolerance: Largest difference, in units of the largest expected number; 0 for equal bits.
-        position: Of the first row in the sequence.
-        reference: Where `expected` comes from, for the error.
-
-    Raises:
-        ContractError: At the first row that differs by more.
+    The tolerance is in units of the largest expected number; 0 demands equal bits.
     """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         what = f"{expected.dtype} {expected.shape} of {reference}"
@@ -57,19 +52,10 @@ def compare(
 
 @final
 class ModelHarness:
-    """A model, a random sequence, and the logits that the model should return for it.
+    """A model, a random sequence of ids, and the logits that the model should return for it.
 
-    Args:
-        model: Under test.
-        stock: The model of mlx-lm that it drives, whose cold prefill is the reference. Without
-            one, the reference is a cold prefill by the model itself.
-        tolerance: How far logits may be off, in units of the largest. 0 on the CPU.
-        length: Tokens of the sequence.
-        oracle: Returns the logits `(T, vocabulary)` of a sequence, if the reference is no cold
-            prefill.
-
-    Attributes:
-        sequence: Token ids.
+    The reference is the oracle if there is one, and else a cold prefill by the model of mlx-lm,
+    or without one by the model itself. Logits may be off by `tolerance`, in units of the largest.
     """
 
     def __init__(
@@ -91,13 +77,6 @@ class ModelHarness:
         self._reference = prefill if oracle is None else "the given oracle"
         self._expected: mx.array | None = None
 
-    def expected(self, start: int, stop: int) -> mx.array:
-        """The logits that the model should return after tokens `start` to `stop`."""
-        if self._expected is None:
-            self._expected = self._oracle(self.sequence)
-            mx.eval(self._expected)
-        return self._expected[start:stop]
-
     def cold_prefill(self, sequence: Sequence[int]) -> mx.array:
         """Logits `(T, vocabulary)` of a sequence in one forward over empty caches."""
         if self.stock is None:
@@ -109,18 +88,13 @@ class ModelHarness:
         return [cache.hand_back() for cache in self.model.make_cache()]
 
     def compare(self, found: mx.array, start: int, tolerance: float | None = None) -> None:
-        """Compare logits with those of the sequence.
-
-        Args:
-            found: `(T, vocabulary)`.
-            start: Position of the first row.
-            tolerance: Instead of the harness's own.
-
-        Raises:
-            ContractError: They differ.
-        """
+        """Compare logits `(T, vocabulary)` with those of the sequence from `start` on."""
+        if self._expected is None:
+            self._expected = self._oracle(self.sequence)
+            mx.eval(self._expected)
+        expected = self._expected[start : start + found.shape[0]]
         limit = self.tolerance if tolerance is None else tolerance
-        compare(found, self.expected(start, start + found.shape[0]), limit, start, self._reference)
+        compare(found, expected, limit, start, self._reference)
 
     def wrong(self, start: int, count: int) -> list[int]:
         """`count` tokens from position `start`, each different from the sequence's."""
@@ -131,14 +105,8 @@ class ModelHarness:
 class ModelRun:
     """Caches of a model that hold the start of the sequence, and possibly wrong tokens after it.
 
-    Args:
-        harness: The model and the sequence.
-        prompt: Number of tokens to feed first, in one block.
-
-    Attributes:
-        caches: The caches.
-        length: Tokens of the sequence in them, including those to be replayed.
-        rounds: Number of blocks fed.
+    `length` is the number of tokens of the sequence, including those to be replayed. The prompt
+    is fed first, in one block; `rounds` counts the blocks.
     """
 
     def __init__(self, harness: ModelHarness, prompt: int = 0) -> None:
@@ -155,17 +123,9 @@ class ModelRun:
             cache.start_speculation()
 
     def feed(self, right: int, wrong: int = 0) -> Forward:
-        """Feed one block.
+        """Feed one block: tokens of the sequence, whose logits are compared, then wrong ones.
 
-        Args:
-            right: Number of tokens that continue the sequence. Their logits are compared.
-            wrong: Number of wrong tokens after those, which the caller rolls back.
-
-        Returns:
-            The output of the forward.
-
-        Raises:
-            ContractError: The logits of the right tokens differ.
+        The caller rolls the wrong ones back.
         """
         harness, start = self.harness, self.length
         tokens = [*harness.sequence[start : start + right], *harness.wrong(start + right, wrong)]
@@ -178,25 +138,73 @@ class ModelRun:
         return out
 
     def trim(self, n: int) -> None:
-        """Trim `n` wrong tokens, layer by layer as mlx-lm does.
-
-        Raises:
-            ContractError: A layer trimmed another number.
-        """
+        """Trim `n` wrong tokens, layer by layer as mlx-lm does."""
         with at_step(self.rounds, self.length):
             trimmed = [cache.trim(n) for cache in self.caches]
-            if trimmed != [n] * len(trimmed):
-                raise ContractError(f"the layers trimmed {trimmed} tokens instead of {n}")
+            done = trimmed == [n] * len(trimmed)
+            require(done, f"the layers trimmed {trimmed} tokens instead of {n}")
+
+    def fail(self, width: int, layer: int) -> None:
+        """Run a forward over wrong tokens that fails when one layer writes to its cache."""
+        caches: list[object] = [*self.caches]
+        caches[layer] = FailingCache(self.caches[layer])
+        tokens = mx.array([self.harness.wrong(self.length, width)], dtype=mx.uint32)
+        with at_step(self.rounds, self.length), suppress(InjectedError):
+            mx.eval(self.harness.model.forward(tokens, caches).logits)
+            require(False, f"layer {layer} did not use the cache that it was given")
 
     def can_trim(self, n: int) -> bool:
         """Whether every layer can trim `n` tokens."""
         return all(cache.can_trim(n) for cache in self.caches)
 
 
-def refuses(cache: Rollbackable, n: int) -> bool:
-    """Whether a cache refuses to trim `n` tokens."""
-    try:
-        cache.trim(n)
-    except RewindError:
-        return True
-    return False
+@final
+class FailingCache:
+    """Stands in for a cache and raises when a layer writes to it."""
+
+    def __init__(self, cache: Rollbackable) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> object:
+        if name in ("update_and_fetch", "advance"):
+            raise InjectedError
+        return cast(object, getattr(self._cache, name))
+
+    def __getitem__(self, index: int) -> object:
+        entry = cast(Sequence[object], self._cache)[index]
+        # A cache that holds several caches returns one of them.
+        return FailingCache(entry) if isinstance(entry, Rollbackable) else entry
+
+    def __setitem__(self, index: int, value: object) -> None:
+        raise InjectedError
+
+
+class HasModules(Protocol):
+    """A module of mlx, which lists itself and all modules in it."""
+
+    def named_modules(self) -> list[tuple[str, object]]: ...
+
+
+def parts_of(stock: StockModel) -> dict[str, object]:
+    """List the attributes of a model, of its modules, and of their classes, by name."""
+    found: dict[str, object] = {}
+    for name, module in cast(HasModules, stock).named_modules():
+        kind, entries = type(module), cast("dict[str, object]", module).items()
+        found[f"class of {name or 'the model'}"] = kind
+        found |= {f"{name}.{key}": value for key, value in vars(module).items()}
+        found |= {f"{name}[{key}]": value for key, value in entries}
+        found |= {f"{kind.__qualname__}.{key}": value for key, value in vars(kind).items()}
+    return {name: value for name, value in found.items() if "__annot" not in name}
+
+
+def foreign_methods(stock: StockModel) -> Iterator[str]:
+    """Yield methods of a model's classes whose code is outside the package of the class."""
+    for kind in {type(module) for _, module in cast(HasModules, stock).named_modules()}:
+        package = sys.modules[kind.__module__.partition(".")[0]]
+        home: Sequence[str] = vars(package).get("__path__", [""])
+        for name, method in vars(kind).items():
+            if isinstance(method, FunctionType):
+                file = method.__code__.co_filename
+                # Methods that dataclasses generate are in no file.
+                if not file.startswith(("<", *home)):
+                    yield f"{kind.__qualname__}.{name}"

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from typing import Final, final
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, cast
 
 import mlx.core as mx
 
+from speculate._mx import arrays_of
 from speculate.backends.group import Grouped, StartsLate, join
+from speculate.errors import SpeculateError
 from speculate.protocols import Rollbackable, Trimmable
-from speculate.testing._cache_harness import CacheRun, CacheSpec
-from speculate.testing._cache_transfer import CacheTransferTests
+from speculate.testing._cache_harness import (
+    CacheRun,
+    CacheSpec,
+    StockCache,
+    UntrimmableCache,
+    require_lengths,
+    require_moved,
+    require_same_objects,
+)
 from speculate.testing.contract import MissingPackageError, contract, require
-from speculate.testing.layers import VOCAB, AttentionLayer, Layer, forward
+from speculate.testing.layers import AttentionLayer, Layer, run_layers
 
 PROMPTS: Final = (0, 7, 12)
 """Tokens fed first: none, fewer than a window of 8 rows, and more."""
@@ -25,8 +38,14 @@ WIDTHS: Final = (1, 2, 5, 9)
 START: Final = 40
 """Position at which a cache starts that does not start at 0."""
 
+ROWS: Final = 700
+"""Tokens fed before the memory of a cache is measured."""
 
-class CacheTests(CacheTransferTests):
+SHARED_BYTES: Final = 20_000
+"""Bytes of a larger buffer that MLX may keep alive per array instead of copying."""
+
+
+class CacheTests(ABC):
     """Tests a cache backend: derive a class `Test...` and say how to make a cache.
 
     Attributes:
@@ -60,13 +79,14 @@ class CacheTests(CacheTransferTests):
 
     def spec(self) -> CacheSpec:
         """Return what the contracts drive."""
-        return CacheSpec(
-            self.make_caches,
-            self.layers(),
-            self.adopt_caches,
-            whole_blocks=self.whole_blocks,
-            prefill_differs=self.prefill_differs,
-        )
+        flags = (self.whole_blocks, self.prefill_differs)
+        return CacheSpec(self.make_caches, self.layers(), self.adopt_caches, *flags)
+
+    def _recording_runs(self, prompts: Iterable[int] = PROMPTS) -> Iterator[CacheRun]:
+        """Yield caches that were fed each of the prompts and are recording."""
+        spec = self.spec()
+        for prompt in prompts:
+            yield CacheRun(spec, prompt, recording=True)
 
     @contract
     def test_an_empty_cache_answers_every_query(self) -> None:
@@ -97,12 +117,9 @@ class CacheTests(CacheTransferTests):
     @contract
     def test_trimmed_tokens_leave_no_trace(self) -> None:
         """Feeding `xs + ys` and trimming `len(ys)` equals feeding `xs`, at every cut."""
-        spec = self.spec()
-        for prompt in PROMPTS:
-            run = CacheRun(spec, prompt)
-            run.start()
+        for run in self._recording_runs():
             for width in WIDTHS:
-                for kept in (0, width) if spec.whole_blocks else range(width + 1):
+                for kept in (0, width) if self.whole_blocks else range(width + 1):
                     run.feed(kept, width - kept)
                     run.trim(width - kept)
             run.feed(1)
@@ -110,10 +127,7 @@ class CacheTests(CacheTransferTests):
     @contract
     def test_single_steps_are_trimmed_like_blocks(self) -> None:
         """Several single steps can be trimmed at once, as a draft model needs."""
-        spec = self.spec()
-        for prompt in PROMPTS:
-            run = CacheRun(spec, prompt)
-            run.start()
+        for run in self._recording_runs():
             for right, wrong in ((0, 1), (2, 3), (1, 0), (0, 4), (3, 1), (4, 5)):
                 for _ in range(right):
                     run.feed(1)
@@ -125,13 +139,10 @@ class CacheTests(CacheTransferTests):
     @contract
     def test_several_blocks_are_trimmed_at_once(self) -> None:
         """A trim spans blocks of different widths, and ends inside one where that is possible."""
-        spec = self.spec()
-        widths = (3, 1, 4, 1, 5)
+        spec, widths = self.spec(), (3, 1, 4, 1, 5)
         ends = [sum(widths[-count:]) for count in range(1, len(widths) + 1)]
         for n in ends if spec.whole_blocks else range(1, sum(widths) + 1):
-            run = CacheRun(spec, 12)
-            run.start()
-            right = sum(widths) - n
+            run, right = CacheRun(spec, 12, recording=True), sum(widths) - n
             for width in widths:
                 good = min(width, right)
                 run.feed(good, width - good)
@@ -142,13 +153,10 @@ class CacheTests(CacheTransferTests):
     @contract
     def test_a_block_is_trimmed_in_several_steps(self) -> None:
         """One block is trimmed several times, and the sequence continues from each place."""
-        spec = self.spec()
-        if spec.whole_blocks:
+        if self.whole_blocks:
             return
-        for prompt in PROMPTS:
-            for right in range(6):
-                run = CacheRun(spec, prompt)
-                run.start()
+        for right in range(6):
+            for run in self._recording_runs():
                 run.feed(right, 9 - right)
                 for n in (2, 1):
                     run.trim(n)
@@ -162,11 +170,8 @@ class CacheTests(CacheTransferTests):
     @contract
     def test_the_last_64_tokens_can_be_trimmed(self) -> None:
         """At least 64 tokens can be trimmed, whether they came one by one or in blocks."""
-        spec = self.spec()
-        for prompt in (12, 150):
-            for width in (1, 8):
-                run = CacheRun(spec, prompt)
-                run.start()
+        for width in (1, 8):
+            for run in self._recording_runs((12, 150)):
                 for _ in range(16 // width):
                     run.feed(width)
                 for _ in range(64 // width):
@@ -177,12 +182,9 @@ class CacheTests(CacheTransferTests):
     @contract
     def test_an_impossible_trim_is_refused_and_changes_nothing(self) -> None:
         """A trim beyond the content raises, never clamps; a possible one still works after it."""
-        spec = self.spec()
-        for prompt in (0, 40):
-            run = CacheRun(spec, prompt)
-            run.start()
+        for run in self._recording_runs((0, 40)):
             run.feed(0, 3)
-            for n in (prompt + 4, prompt + 5, 10_000, -1, -3):
+            for n in (run.length + 1, run.length + 2, 10_000, -1, -3):
                 run.refuses(n)
                 run.check_lengths()
             run.trim(3)
@@ -194,8 +196,7 @@ class CacheTests(CacheTransferTests):
         spec = self.spec()
         for prompt in (0, 5, 40):
             for n in (-1, 0, 1, 3, 4, 7, 8, prompt + 7, prompt + 8):
-                run = CacheRun(spec, prompt)
-                run.start()
+                run = CacheRun(spec, prompt, recording=True)
                 run.feed(0, 4)
                 run.feed(0, 3)
                 for layer, cache in enumerate(run.caches):
@@ -235,7 +236,7 @@ class CacheTests(CacheTransferTests):
                     outer = run.checkpoint()
                     for width in widths:
                         run.feed(0, width)
-                        mx.eval([cache.arrays() for cache in run.caches])
+                        mx.eval(arrays_of(run.caches))
                     inner = run.checkpoint()
                     run.feed(0, 2)
                     run.restore(inner)
@@ -263,11 +264,11 @@ class CacheTests(CacheTransferTests):
     @contract
     def test_a_group_is_trimmed_as_a_whole_or_not_at_all(self) -> None:
         """If one cache of a group cannot trim, no other cache of the group trims either."""
-        run = CacheRun(self.spec(), 12)
+        (run,) = self._recording_runs((12,))
         other = UntrimmableCache(run.caches[0])
         grouped = [cache for cache in run.caches if isinstance(cache, Grouped)]
         require(len(grouped) == len(run.caches), "is no member of a group: see GroupMember")
-        join([*run.caches, other])
+        join([*run.caches, cast(Rollbackable, other)])
         run.start()
         run.feed(0, 3)
         run.refuses(3)
@@ -286,21 +287,124 @@ class CacheTests(CacheTransferTests):
         for cache in caches:
             if isinstance(cache, StartsLate):
                 cache.start_at(START)
-        for cache in caches:
             cache.start_speculation()
-        lengths = [cache.length() for cache in caches]
-        require(lengths == [START] * len(caches), f"lengths are {lengths} before anything was fed")
+        require_lengths(caches, START, "before anything was fed")
         for width in (5, 1):
-            first = _feed_first(spec, caches, width)
-            lengths = [cache.length() for cache in caches]
-            require(lengths == [START + width] * len(caches), f"lengths are {lengths} for {width}")
+            tokens = mx.arange(width)[None]
+            first = run_layers(spec.layers, caches, tokens)
+            mx.eval(first)
+            require_lengths(caches, START + width, f"for {width}")
             for cache in caches:
                 require(not cache.can_trim(width + 1), "says that it can trim beyond its start")
                 cache.trim(width)
-            same = bool(mx.array_equal(first, _feed_first(spec, caches, width)))
-            require(same, "the same tokens are seen differently the second time")
+            same = mx.array_equal(first, run_layers(spec.layers, caches, tokens))
+            require(bool(same), "the same tokens are seen differently the second time")
             for cache in caches:
                 cache.trim(width)
+
+    @contract
+    def test_mlx_lm_continues_from_a_cache(self) -> None:
+        """`hand_back` returns the sequence and nothing else, whatever was trimmed before."""
+        spec = self.spec()
+        for prompt in (0, 3, 40):
+            for right, wrong in ((0, 0), (1, 0), (0, 4), (5, 0)):
+                run = CacheRun(spec, prompt, recording=True)
+                run.round(right, wrong)
+                stock = run.hand_back()
+                for position in range(run.length, run.length + 3):
+                    said = f"position {position}: mlx-lm's layer sees other rows"
+                    spec.require_next(stock, position, said)
+
+    @contract
+    def test_adopting_and_handing_back_move_the_content(self) -> None:
+        """The same objects are returned, filled; in between they are empty."""
+        spec = self.spec()
+        for prompt in (0, 7, 12):
+            run = CacheRun(spec, prompt)
+            stock = run.hand_back()
+            for _ in range(3):
+                run.continue_with(spec.adopt(stock))
+                require_moved(stock)
+                run.start()
+                run.round(2, 3)
+                run.feed(1)
+                require_same_objects(run.hand_back(), stock)
+
+    @contract
+    def test_caches_prefilled_by_mlx_lm_in_any_way_are_adopted(self) -> None:
+        """Tokens may come one by one, around a window once or twice, or in chunks of any size."""
+        spec = self.spec()
+        one = (1,)
+        for widths in (one * 5, one * 8, one * 11, one * 19, (12, 1, 1), (*one * 11, 4), (20,)):
+            run = CacheRun(spec)
+            stock = run.hand_back()
+            for width in widths:
+                tokens = spec.sequence(run.length, run.length + width)
+                run_layers(spec.layers, stock, mx.array([tokens]))
+                run.length = run.right = run.length + width
+            run.continue_with(spec.adopt(stock))
+            run.start()
+            for _ in range(4):
+                run.round(1, 3)
+                run.feed(2)
+
+    @contract
+    def test_a_cache_handed_back_keeps_no_larger_buffer_alive(self) -> None:
+        """mlx-lm's cache holds its own rows, and no view of a larger buffer."""
+        spec = self.spec()
+        gc.collect()
+        before = mx.get_active_memory()
+        run = CacheRun(spec)
+        run.feed(0, ROWS)
+        run.start()
+        run.feed(0, 1)
+        arrays = sum(len(cache.arrays()) for cache in run.caches)
+        stock = run.hand_back()
+        mx.eval([cast(StockCache, cache).state for cache in stock])
+        del run
+        gc.collect()
+        held = mx.get_active_memory() - before
+        needed = sum(cast(StockCache, cache).nbytes for cache in stock)
+        limit = needed + SHARED_BYTES * arrays
+        require(held <= limit, f"{held} bytes stay alive for {needed} bytes of rows")
+
+    @contract
+    def test_arrays_lists_everything_a_cache_holds(self) -> None:
+        """Once `arrays` is evaluated, nothing lazy is left that another thread cannot evaluate."""
+        spec = self.spec()
+        run = CacheRun(spec, 12, recording=True)
+        run.round(2, 3)
+        run.feed(0, 1)
+        mx.eval(arrays_of(run.caches))
+
+        def feed_elsewhere() -> None:
+            mx.eval(run_layers(spec.layers, run.caches, mx.array([[1]])))
+
+        with ThreadPoolExecutor(1) as pool:
+            error = pool.submit(feed_elsewhere).exception()
+        require(error is None, f"another thread cannot continue: {[error]}")
+
+    @contract
+    def test_a_cache_is_saved_loadably_or_not_at_all(self) -> None:
+        """mlx-lm's `save_prompt_cache` raises, or writes what `load_prompt_cache` reads."""
+        # Imported here because nothing else in the kit needs mlx-lm.
+        from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
+
+        spec = self.spec()
+        for prompt in (0, 12):
+            run = CacheRun(spec, prompt, recording=True)
+            with TemporaryDirectory() as folder:
+                file = str(Path(folder) / "prompt.safetensors")
+                try:
+                    save_prompt_cache(file, run.caches)
+                except (SpeculateError, ValueError):
+                    # Loops written for mlx-lm evaluate this after each chunk of a prompt.
+                    mx.eval([cast(StockCache, cache).state for cache in run.caches])
+                    run.round(2, 3)
+                    continue
+                stock = load_prompt_cache(file)
+            said = "a cache that was saved and loaded holds other rows"
+            spec.require_next(stock, prompt, said)
 
     @contract
     def test_operations_in_any_order_keep_the_sequence(
@@ -308,13 +412,8 @@ class CacheTests(CacheTransferTests):
     ) -> None:
         """Random operations of a decoding loop, in any order, never change the sequence.
 
-        Args:
-            examples: Number of runs.
-            steps: Operations in each run.
-            seed: Of the runs; `None` for the same runs every time.
-
-        Raises:
-            MissingPackageError: hypothesis is not installed.
+        Each of the `examples` is a run of so many steps. Without a seed they are the same every
+        time. Needs hypothesis.
         """
         if find_spec("hypothesis") is None:
             raise MissingPackageError(
@@ -324,45 +423,3 @@ class CacheTests(CacheTransferTests):
         from speculate.testing._cache_machine import run_machine
 
         run_machine(self.spec(), examples, steps, seed)
-
-
-def _feed_first(spec: CacheSpec, caches: list[Rollbackable], width: int) -> mx.array:
-    found = forward(spec.layers, caches, mx.arange(width)[None] % VOCAB)
-    mx.eval(found)
-    return found
-
-
-@final
-class UntrimmableCache:
-    """As long as another cache, and refuses to trim until `trimmable` is set."""
-
-    def __init__(self, cache: Rollbackable) -> None:
-        self._cache = cache
-        self.trimmable = False
-
-    def length(self) -> int:
-        return self._cache.length()
-
-    def is_trimmable(self) -> bool:
-        return True
-
-    def can_trim(self, n: int, /) -> bool:
-        return self.trimmable or n == 0
-
-    def trim(self, n: int, /) -> int:
-        return n
-
-    def start_speculation(self) -> None:
-        """Record nothing."""
-
-    def stop_speculation(self) -> None:
-        """Nothing was recorded."""
-
-    def checkpoint(self) -> Callable[[], None]:
-        return lambda: None
-
-    def arrays(self) -> list[mx.array]:
-        return []
-
-    def hand_back(self) -> object:
-        return self

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar, final
+from typing import ParamSpec, TypeVar, cast, final
 from unittest import SkipTest
+
+import mlx.core as mx
 
 from speculate.errors import SpeculateError
 
@@ -75,13 +78,6 @@ def contract(check: Callable[P, T]) -> Callable[P, T]:
 def at_step(round: int | None = None, position: int | None = None) -> Iterator[None]:
     """Attach round and position to violations, and turn other errors into violations.
 
-    Args:
-        round: Index of the round or step, from 0.
-        position: Position in the sequence, in tokens.
-
-    Yields:
-        Nothing.
-
     Raises:
         ContractError: The body raised it, or raised another `Exception`.
         SkipTest: The body skipped its test.
@@ -97,25 +93,36 @@ def at_step(round: int | None = None, position: int | None = None) -> Iterator[N
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        detail = f"raised {what} ({_where(error)})"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        detail = f"raised {what} ({Path(frame.filename).name}:{frame.lineno})"
         raise ContractError(detail, round=round, position=position) from error
 
 
-def _where(error: Exception) -> str:
-    """File and line that raised an error."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown line"
-
-
 def require(holds: bool, detail: str) -> None:
-    """Check a condition of a contract.
-
-    Args:
-        holds: The condition.
-        detail: Says what was found, for the error.
-
-    Raises:
-        ContractError: The condition is false.
-    """
+    """Raise a `ContractError` that says what was found unless a condition holds."""
     if not holds:
         raise ContractError(detail)
+
+
+@contextmanager
+def refused(error: type[SpeculateError], detail: str) -> Iterator[None]:
+    """Raise a `ContractError` that says what was accepted unless the body raises an error."""
+    try:
+        yield
+    except error:
+        return
+    raise ContractError(detail)
+
+
+@contextmanager
+def same_random_state() -> Iterator[None]:
+    """Check that the body draws neither from `mx.random` nor from `random`."""
+    mx.random.seed(5)
+    before, python_before = _random_state(), random.getstate()
+    yield
+    require(before == _random_state(), "draws from mx.random")
+    require(python_before == random.getstate(), "draws from random")
+
+
+def _random_state() -> list[object]:
+    return [state.tolist() for state in cast("list[mx.array]", mx.random.state)]

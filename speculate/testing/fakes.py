@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, cycle
 from typing import final
 
 import mlx.core as mx
 
-from speculate.protocols import (
-    Choose,
-    Commit,
-    Draft,
-    Plan,
-    Proposer,
-    Round,
-    SpeculativeModel,
-)
+from speculate.protocols import Choose, Commit, Draft, Plan, Proposer, Round, SpeculativeModel
 
 
 @final
@@ -45,14 +38,10 @@ class ScriptedProposer:
         self._text = list(text)
         self._wrong = wrong
         self._vocab_size = vocab_size
-        self._name = name
+        self.name: str = name
         self._position = 0
         self.drafts: int = 0
         self.commits: list[Commit] = []
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def attach(self, target: SpeculativeModel, /) -> None:
         """Accept any model."""
@@ -83,31 +72,18 @@ class ScriptedProposer:
 
 @final
 class ScheduledStrategy:
-    """Repeats a list of plans.
+    """Repeats a list of plans, and records every observed round in `rounds`.
 
-    Args:
-        plans: Proposer and depth of each round; a depth of 0 drafts nothing.
-
-    Attributes:
-        rounds: Every observed round.
+    A plan is a proposer and a depth; a depth of 0 drafts nothing.
     """
 
     def __init__(self, plans: Sequence[tuple[Proposer, int]]) -> None:
-        self._plans = list(plans)
-        self._next = 0
+        self.proposers: Sequence[Proposer] = list({id(one): one for one, _ in plans}.values())
         self.rounds: list[Round] = []
-
-    @property
-    def proposers(self) -> Sequence[Proposer]:
-        unique: list[Proposer] = []
-        for proposer, _ in self._plans:
-            if all(proposer is not known for known in unique):
-                unique.append(proposer)
-        return unique
+        self._plans = cycle(plans)
 
     def plan(self, remaining: int | None, /) -> Plan:
-        proposer, depth = self._plans[self._next % len(self._plans)]
-        self._next += 1
+        proposer, depth = next(self._plans)
         return Plan(proposer, depth) if depth else Plan()
 
     def observe(self, round: Round, /) -> None:
@@ -116,11 +92,7 @@ class ScheduledStrategy:
 
 @final
 class RecordingObserver:
-    """Records every observed round.
-
-    Attributes:
-        rounds: The rounds in order.
-    """
+    """Records every observed round, in order, in `rounds`."""
 
     def __init__(self) -> None:
         self.rounds: list[Round] = []
@@ -130,12 +102,9 @@ class RecordingObserver:
 
     def round_of(self, token: int) -> int:
         """Index of the round that emitted token `token`, from 0; after the last, their number."""
-        emitted = 0
-        for round in self.rounds:
-            emitted += round.emitted
-            if token < emitted:
-                return round.index
-        return len(self.rounds)
+        ends = accumulate(round.emitted for round in self.rounds)
+        after = (round.index for round, end in zip(self.rounds, ends, strict=True) if token < end)
+        return next(after, len(self.rounds))
 
 
 @final

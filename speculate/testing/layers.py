@@ -8,7 +8,7 @@ the order of rows does not matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, cast, final
 
 import mlx.core as mx
@@ -40,11 +40,7 @@ class Layer(Protocol):
     """What a layer of a model does to its cache."""
 
     def __call__(self, cache: object, tokens: mx.array, /) -> mx.array:
-        """Feed tokens as a layer of a model would.
-
-        Args:
-            cache: A cache of mlx-lm, or its rewindable replacement.
-            tokens: `(1, T)` ids below 64.
+        """Feed ids below 64, `(1, T)`, to a cache of mlx-lm or its rewindable replacement.
 
         Returns:
             `(T, n)`, what the layer sees for each token: whole numbers, in any dtype.
@@ -86,10 +82,8 @@ class ListCache(Protocol):
 class AttentionLayer:
     """A layer that writes one row per token and sums up the rows that cache and mask show.
 
-    Args:
-        mask: Makes the mask of a block from the cache and the number of tokens, for caches
-            whose model makes the mask itself. By default the cache is asked; a block over a
-            cache without `make_mask` is causal.
+    `mask` makes the mask of a block from the cache and the number of tokens, for caches whose
+    model makes it itself. By default the cache is asked; without `make_mask` a block is causal.
     """
 
     def __init__(self, mask: Callable[[object, int], Mask] | None = None) -> None:
@@ -146,8 +140,7 @@ def _visible(mask: Mask, count: int, rows: int) -> mx.array:
 class StateLayer:
     """A layer with a convolution window and a state that depends on every token ever fed.
 
-    Args:
-        records: Whether the layer records how to rewind, or leaves that to the cache.
+    With `records` the layer records how to rewind; otherwise it leaves that to the cache.
     """
 
     def __init__(self, *, records: bool) -> None:
@@ -155,33 +148,49 @@ class StateLayer:
         self._table = _embedding(seed=7)
 
     def __call__(self, cache: object, tokens: mx.array, /) -> mx.array:
-        slots, count = cast(StateCache, cache), tokens.shape[1]
-        before = (slots[0], slots[1])
-        window = mx.zeros((1, TAPS, WIDTH), mx.int32) if before[0] is None else before[0]
-        state = mx.zeros((1, WIDTH), mx.int32) if before[1] is None else before[1]
-        rows = mx.concatenate([window, self._table[tokens]], axis=1)
-        states = []
-        for t in range(count):
-            state = (3 * state + rows[:, t + TAPS] * (1 + rows[:, t])) % MODULUS
-            states.append(state)
+        rows = self._table[tokens]
+        return mx.concatenate(run_recurrence(cache, rows, _next_state, records=self._records))
 
-        def after(m: int) -> Entries:
-            return mx.contiguous(rows[:, m : m + TAPS]), states[m - 1]
 
-        slots[0], slots[1] = after(count)
-        slots.advance(count)
-        if self._records and isinstance(cache, RecordsRollback) and cache.recording():
-            cache.record_rollback(count, after, before)
-        return mx.concatenate(states)
+def _next_state(state: mx.array, rows: mx.array) -> mx.array:
+    return (3 * state + rows[:, -1] * (1 + rows[:, 0])) % MODULUS
+
+
+def run_recurrence(
+    cache: object,
+    fed: mx.array,
+    step: Callable[[mx.array, mx.array], mx.array],
+    *,
+    records: bool = True,
+) -> list[mx.array]:
+    """Feed rows `(1, T, WIDTH)` to a recurrent layer, and return the state after each.
+
+    `step` makes a state `(1, WIDTH)` of the one before and the last `TAPS + 1` rows. The cache
+    holds the last `TAPS` rows and the state; `records` also records how to rewind it.
+    """
+    slots, count = cast(StateCache, cache), fed.shape[1]
+    before = (slots[0], slots[1])
+    window = mx.zeros((1, TAPS, WIDTH), fed.dtype) if before[0] is None else before[0]
+    state = mx.zeros((1, WIDTH), fed.dtype) if before[1] is None else before[1]
+    rows = mx.concatenate([window, fed], axis=1)
+    states = []
+    for t in range(count):
+        state = step(state, rows[:, t : t + TAPS + 1])
+        states.append(state)
+
+    def after(m: int) -> Entries:
+        return mx.contiguous(rows[:, m : m + TAPS]), states[m - 1]
+
+    slots[0], slots[1] = after(count)
+    slots.advance(count)
+    if records and isinstance(cache, RecordsRollback) and cache.recording():
+        cache.record_rollback(count, after, before)
+    return states
 
 
 @final
 class CacheListLayer:
-    """Several layers that share one cache which holds several.
-
-    Args:
-        parts: One layer for each of the caches inside.
-    """
+    """Several layers, one for each of the caches inside a cache that holds several."""
 
     def __init__(self, parts: Sequence[Layer]) -> None:
         self._parts = list(parts)
@@ -193,25 +202,17 @@ class CacheListLayer:
 
 
 def run_layers(layers: Sequence[Layer], caches: Sequence[object], tokens: mx.array) -> mx.array:
-    """Run every layer over its own cache.
-
-    Args:
-        layers: The layers.
-        caches: One for each layer.
-        tokens: `(1, T)` ids.
+    """Feed ids `(1, T)` to every layer over its own cache, as one forward if those form a group.
 
     Returns:
         `(T, n)` float32: what the layers see, side by side.
     """
-    seen = [layer(cache, tokens) for layer, cache in zip(layers, caches, strict=True)]
+    with as_block(caches, tokens) as fed:
+        seen = [layer(cache, fed) for layer, cache in zip(layers, caches, strict=True)]
     return mx.concatenate([rows.astype(mx.float32) for rows in seen], axis=-1)
 
 
-def forward(layers: Sequence[Layer], caches: Sequence[object], tokens: mx.array) -> mx.array:
-    """Run the layers as one forward, atomic if the caches form a group.
-
-    Arguments and result are those of `run_layers`.
-    """
+def as_block(caches: Sequence[object], tokens: mx.array) -> AbstractContextManager[mx.array]:
+    """Make a forward atomic if the caches form a group; yields the ids to feed."""
     group = group_of(caches)
-    with nullcontext(tokens) if group is None else group.block(tokens) as fed:
-        return run_layers(layers, caches, fed)
+    return nullcontext(tokens) if group is None else group.block(tokens)

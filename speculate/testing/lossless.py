@@ -66,9 +66,9 @@ def assert_lossless(
     """
     rng = random.Random(seed)
     if prompts is None:
-        prompts = [_random_ids(model, count, rng) for count in PROMPTS]
+        prompts = [rng.choices(range(model.vocab_size), k=count) for count in PROMPTS]
     for prompt in prompts:
-        plain = _ids(Decoder(model, Off(), sampling).generate(prompt, tokens))
+        plain = [token.id for token in Decoder(model, Off(), sampling).generate(prompt, tokens)]
         scripted = ScriptedProposer(
             [*prompt, *plain],
             lambda draft: WRONG[draft % 5],
@@ -79,14 +79,6 @@ def assert_lossless(
         plans = [(rng.choice(pool), rng.choice(depths)) for _ in range(tokens)]
         plans += [(proposer, 0) for proposer in pool]
         _compare(model, prompt, plain, plans, sampling, tolerance)
-
-
-def _random_ids(model: SpeculativeModel, count: int, rng: random.Random) -> list[int]:
-    return [rng.randrange(model.vocab_size) for _ in range(count)]
-
-
-def _ids(tokens: Iterable[Token]) -> list[int]:
-    return [token.id for token in tokens]
 
 
 def _compare(
@@ -107,7 +99,7 @@ def _compare(
     except Exception as error:
         with at_step(len(observer.rounds), len(prompt) + len(found)):
             raise error
-    sequence = [*prompt, *_ids(found)]
+    sequence = [*prompt, *(token.id for token in found)]
     # Row i of a cold prefill is the last row of a prefill of the first i + 1 tokens.
     cold = model.make_cache()
     expected = log_softmax(feed(model, sequence, cold))[len(prompt) - 1 :]

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Final, cast, final
+from contextlib import suppress
+from typing import Final
 from unittest import SkipTest
 
 import mlx.core as mx
 
 from speculate.decoding.window import speculation
+from speculate.errors import CannotRewindError, RewindError, SpeculateError
 from speculate.models.adapter import StockAdapter
 from speculate.protocols import Proposer, Rollbackable, SpeculativeModel, StockModel
-from speculate.testing._adapter_contracts import AdapterContracts
-from speculate.testing._model_harness import STOCK, ModelHarness, ModelRun, compare, feed, refuses
-from speculate.testing.contract import InjectedError, at_step, contract, require
+from speculate.testing._cache_harness import require_lengths, require_moved, require_same_objects
+from speculate.testing._model_harness import (
+    STOCK,
+    ModelHarness,
+    ModelRun,
+    compare,
+    feed,
+    foreign_methods,
+    parts_of,
+)
+from speculate.testing.contract import at_step, contract, refused, require
 from speculate.testing.lossless import assert_lossless
 
 WIDTHS: Final = (7, 1, 2, 3, 9, 4, 1, 1, 5, 6, 8, 33)
@@ -31,8 +41,14 @@ ROUNDS: Final[Rounds] = [
 ]
 """Several depths, each rejected at every draft and not at all."""
 
+START: Final = 40
+"""Position at which caches start that do not start at 0."""
 
-class ModelTests(AdapterContracts):
+ROTATED_TOLERANCE: Final = 1e-4
+"""Error of mlx-lm's own single steps once a window has wrapped and its rows are rotated."""
+
+
+class ModelTests(ABC):
     """Tests an adapter: derive a class `Test...` and say how to make a model.
 
     Use a tiny model with random weights, whose attention comes before a recurrent layer if it
@@ -110,9 +126,7 @@ class ModelTests(AdapterContracts):
     ) -> None:
         """After every round in a window, the next logits are those of a cold prefill.
 
-        Args:
-            prompts: Numbers of tokens to feed first.
-            rounds: Tokens of each block, and how many of them are right and kept.
+        A run feeds one of the `prompts`, in tokens, and then a block for each of the `rounds`.
         """
         harness = self.harness()
         for prompt in prompts:
@@ -129,9 +143,7 @@ class ModelTests(AdapterContracts):
     ) -> None:
         """A window keeps any number of the first tokens of its blocks and continues from there.
 
-        Args:
-            prompt: Number of tokens to feed first.
-            splits: Widths of the blocks, for each run.
+        Each run feeds `prompt` tokens, and then blocks of the widths of one of the `splits`.
         """
         harness = self.harness()
         for widths in splits:
@@ -152,9 +164,7 @@ class ModelTests(AdapterContracts):
     ) -> None:
         """Blocks can be trimmed to every prefix, layer by layer, however they were fed.
 
-        Args:
-            prompt: Number of tokens to feed first.
-            widths: Widths of the blocks, each fed whole and token by token.
+        After `prompt` tokens, blocks of these widths are fed whole and token by token.
         """
         if self.whole_blocks:
             return
@@ -174,11 +184,7 @@ class ModelTests(AdapterContracts):
 
     @contract
     def test_a_block_is_trimmed_in_several_steps(self, prompt: int = 12) -> None:
-        """One block is trimmed several times, and the sequence continues from each place.
-
-        Args:
-            prompt: Number of tokens to feed first.
-        """
+        """One block after `prompt` tokens is trimmed in steps; the sequence continues from each."""
         if self.whole_blocks:
             return
         harness = self.harness()
@@ -206,7 +212,8 @@ class ModelTests(AdapterContracts):
             for n in (10_000, prompt + 10, -1, *(() if run.can_trim(9) else (9,))):
                 with at_step(run.rounds, run.length):
                     for layer, cache in enumerate(run.caches):
-                        require(refuses(cache, n), f"layer {layer} trimmed {n} tokens")
+                        with refused(RewindError, f"layer {layer} trimmed {n} tokens"):
+                            cache.trim(n)
             for n in (3, 1, 4):
                 with at_step(run.rounds, run.length):
                     require(run.can_trim(n), f"the last block of {n} tokens cannot be trimmed")
@@ -217,13 +224,13 @@ class ModelTests(AdapterContracts):
     def test_unrecorded_tokens_are_trimmed_by_all_layers_or_none(self) -> None:
         """Attention refuses a trim that a recurrent layer, not recording, cannot follow."""
         run = ModelRun(self.harness(), 12)
-        possible = run.can_trim(2)
-        for layer, cache in enumerate(run.caches):
-            if not possible:
-                require(refuses(cache, 2), f"layer {layer} trimmed what another layer could not")
-        if possible:
+        if run.can_trim(2):
             run.trim(2)
             run.length -= 2
+        else:
+            for layer, cache in enumerate(run.caches):
+                with refused(RewindError, f"layer {layer} trimmed what another layer could not"):
+                    cache.trim(2)
         run.feed(2)
 
     @contract
@@ -232,16 +239,13 @@ class ModelTests(AdapterContracts):
         harness = self.harness()
         for error in (None, ZeroDivisionError):
             run = ModelRun(harness, 12)
-            try:
-                with speculation(run.caches) as window:
-                    run.feed(2)
-                    window.keep(2)
-                    run.feed(0, 5)
-                    run.feed(0, 1)
-                    if error is not None:
-                        raise error
-            except ZeroDivisionError:
-                pass
+            with suppress(ZeroDivisionError), speculation(run.caches) as window:
+                run.feed(2)
+                window.keep(2)
+                run.feed(0, 5)
+                run.feed(0, 1)
+                if error is not None:
+                    raise error
             run.feed(3)
 
     @contract
@@ -252,52 +256,154 @@ class ModelTests(AdapterContracts):
         for failing in {0, 1, layers // 2, layers - 1} & set(range(layers)):
             run = ModelRun(harness, 12)
             for width in (1, 5):
-                _fail(run, failing, width)
+                run.fail(width, failing)
             run.feed(1)
             with speculation(run.caches) as window:
                 run.feed(0, 3)
                 for width in (1, 5):
-                    _fail(run, failing, width)
+                    run.fail(width, failing)
                 window.keep(0)
                 run.feed(2)
                 window.keep(2)
             run.feed(1)
 
     @contract
+    def test_mlx_lms_caches_are_adopted_and_handed_back(self) -> None:
+        """The same objects are returned, and the sequence continues every time."""
+        harness = self.harness()
+        caches, start = harness.stock_caches(), 0
+        for width in (5, 1, 7, 9, 4):
+            feed(harness.model, harness.sequence[start : start + width], caches)
+            start += width
+            adopted = harness.model.adopt(caches)
+            require_moved(caches)
+            with speculation(adopted) as window:
+                feed(harness.model, harness.wrong(start, 3), adopted)
+                window.keep(0)
+                found = feed(harness.model, harness.sequence[start : start + 2], adopted)
+                harness.compare(found, start, max(harness.tolerance, ROTATED_TOLERANCE))
+                window.keep(2)
+            start += 2
+            require_same_objects([cache.hand_back() for cache in adopted], caches)
+
+    @contract
+    def test_mlx_lm_continues_from_a_models_caches(self) -> None:
+        """The stock model over released caches returns the logits of the sequence."""
+        harness = self.harness()
+        if harness.stock is None:
+            return
+        for prompt in (3, 12, 30):
+            run = ModelRun(harness, prompt)
+            with speculation(run.caches) as window:
+                run.feed(0, 4)
+                window.keep(0)
+                run.feed(2, 3)
+                window.keep(2)
+                if any(cache.length() < run.length for cache in run.caches):
+                    # A whole block replays what is missing.
+                    run.feed(1)
+                    window.keep(1)
+            stock = [cache.hand_back() for cache in run.caches]
+            for position in range(run.length, run.length + 3):
+                tokens = mx.array([[harness.sequence[position]]])
+                found = harness.stock(tokens, cache=stock)[0]
+                harness.compare(found, position, max(harness.tolerance, ROTATED_TOLERANCE))
+
+    @contract
+    def test_an_unsupported_cache_is_refused_and_nothing_moves(self) -> None:
+        """A list with a cache of a kind that cannot be rewound is refused as a whole."""
+        harness = self.harness()
+        caches: list[object] = harness.stock_caches()
+        feed(harness.model, harness.sequence[:5], caches)
+        whole, caches[-1] = caches[-1], object()
+        with refused(CannotRewindError, "an object that is no cache was adopted"):
+            harness.model.adopt(caches)
+        caches[-1] = whole
+        harness.compare(feed(harness.model, harness.sequence[5:7], caches), 5)
+
+    @contract
+    def test_a_cache_shared_by_layers_is_refused_and_nothing_moves(self) -> None:
+        """One cache for two layers is refused: one layer's rows would replace the other's."""
+        harness = self.harness()
+        made: tuple[list[object], ...] = (harness.stock_caches(), [*harness.model.make_cache()])
+        for caches in made:
+            feed(harness.model, harness.sequence[:5], caches)
+            for shared in ([*caches[:-1], caches[0]], [caches[0]] * len(caches)):
+                if len(caches) > 1:
+                    with refused(SpeculateError, "one cache was adopted for two layers"):
+                        harness.model.adopt(shared)
+            harness.compare(feed(harness.model, harness.sequence[5:7], caches), 5)
+
+    @contract
+    def test_caches_of_a_model_form_one_group(self) -> None:
+        """`make_cache` returns fresh caches, one per layer, each as long as what was fed."""
+        harness = self.harness()
+        model, sequence = harness.model, harness.sequence
+        one, other = model.make_cache(), model.make_cache()
+        require(len(one) == len(other) > 0, f"{len(one)} caches, then {len(other)}")
+        require(not any(a is b for a in one for b in other), "two lists share a cache")
+        require([c.length() for c in one] == [0] * len(one), "a fresh cache is not empty")
+        require(all(isinstance(c, Rollbackable) for c in one), "a cache is not Rollbackable")
+        feed(model, sequence[:5], one)
+        require([c.length() for c in one] == [5] * len(one), "a layer's length is not 5 after 5")
+        require([c.length() for c in other] == [0] * len(one), "two lists share a state")
+        again = model.adopt(one)
+        same = all(a is b for a, b in zip(again, one, strict=True))
+        require(same, "adopting rewindable caches returns other ones")
+
+    @contract
+    def test_caches_can_start_at_a_later_position(self) -> None:
+        """The first token has the given position, and nothing before it can be rolled back."""
+        harness = self.harness()
+        model, sequence = harness.model, harness.sequence
+        caches = model.make_cache(position=START)
+        require_lengths(caches, START, "before anything was fed")
+        whole = feed(model, sequence[:6], caches)
+        require_lengths(caches, START + 6, "after 6 tokens")
+        again = model.make_cache(position=START)
+        with speculation(again) as window:
+            feed(model, [*sequence[:2], *harness.wrong(2, 4)], again)
+            window.keep(2)
+            rest, reference = feed(model, sequence[2:6], again), "one block from that position"
+            compare(rest, whole[2:], harness.tolerance, START + 2, reference)
+            window.keep(4)
+
+    @contract
+    def test_malformed_tokens_are_refused_and_change_nothing(self) -> None:
+        """A forward takes one sequence of at least one token, and refuses everything else."""
+        run = ModelRun(self.harness(), 5)
+        for shape in ((3,), (1, 0), (2, 3), (1, 3, 1)):
+            with refused(SpeculateError, f"tokens of shape {shape} were accepted"):
+                run.harness.model.forward(mx.zeros(shape, dtype=mx.uint32), run.caches)
+        run.feed(2)
+
+    @contract
+    def test_the_stock_model_is_not_modified(self) -> None:
+        """No class, module or output of the stock model changes."""
+        harness = self.harness()
+        stock = harness.stock
+        if stock is None:
+            return
+        foreign = list(foreign_methods(stock))
+        require(not foreign, f"not mlx-lm's own any more: {', '.join(foreign)}")
+
+        def require_same_logits(when: str) -> None:
+            found = harness.cold_prefill(tokens)
+            require(bool(mx.array_equal(found, logits)), f"its logits change {when}")
+
+        before, tokens = parts_of(stock), harness.sequence[:20]
+        logits = harness.cold_prefill(tokens)
+        mx.eval(logits)
+        run = ModelRun(harness, 5)
+        with speculation(run.caches) as window:
+            run.feed(1, 3)
+            window.keep(1)
+            require_same_logits("inside a window")
+        changed = [name for name, part in parts_of(stock).items() if before.get(name) is not part]
+        require(not changed, f"changed: {', '.join(changed)}")
+        require_same_logits("after a window")
+
+    @contract
     def test_output_is_that_of_plain_decoding(self) -> None:
         """Speculative decoding is lossless with this model as the target."""
         assert_lossless(self.make_model(), self.proposers(), tokens=20, tolerance=self.tolerance)
-
-
-def _fail(run: ModelRun, layer: int, width: int) -> None:
-    """Run a forward that fails when one layer writes to its cache."""
-    caches: list[object] = [*run.caches]
-    caches[layer] = FailingCache(run.caches[layer])
-    tokens = mx.array([run.harness.wrong(run.length, width)], dtype=mx.uint32)
-    with at_step(run.rounds, run.length):
-        try:
-            mx.eval(run.harness.model.forward(tokens, caches).logits)
-        except InjectedError:
-            return
-        require(False, f"layer {layer} did not use the cache that it was given")
-
-
-@final
-class FailingCache:
-    """Stands in for a cache and raises when a layer writes to it."""
-
-    def __init__(self, cache: Rollbackable) -> None:
-        self._cache = cache
-
-    def __getattr__(self, name: str) -> object:
-        if name in ("update_and_fetch", "advance"):
-            raise InjectedError
-        return cast(object, getattr(self._cache, name))
-
-    def __getitem__(self, index: int) -> object:
-        entry = cast(Sequence[object], self._cache)[index]
-        # A cache that holds several caches returns one of them.
-        return FailingCache(entry) if isinstance(entry, Rollbackable) else entry
-
-    def __setitem__(self, index: int, value: object) -> None:
-        raise InjectedError

@@ -4,38 +4,206 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Final, cast
+from collections.abc import Callable, Sequence
+from typing import Final, cast, final
 
 import mlx.core as mx
 
+from speculate._mx import to_ints
+from speculate.decoding.proposers import validated_draft
 from speculate.protocols import (
     CatchesUp,
     Choice,
+    Commit,
+    Draft,
     Foresees,
     Proposer,
     SpeculativeModel,
     Verdict,
 )
 from speculate.strategies.checking import checked_behind, checked_hindsight, checked_outlook
-from speculate.testing._proposer_harness import (
-    LENGTH,
-    ProposerHarness,
-    ProposerRun,
-    RecordingChoose,
-    near_tie,
-    same_rows,
-    validated_ids,
-)
-from speculate.testing.contract import InjectedError, at_step, contract, require
+from speculate.testing._model_harness import distances
+from speculate.testing.contract import InjectedError, at_step, contract, require, same_random_state
 from speculate.testing.lossless import assert_lossless
 from speculate.testing.toy import ToyHead, ToyModel
+
+LENGTH: Final = 90
+"""Tokens of the sequence."""
 
 DEPTH: Final = 4
 """Tokens of most drafts."""
 
+PHRASE: Final = 13
+"""Tokens of the phrase that the sequence repeats, so that a lookup finds matches."""
+
 OTHER: Final = "another proposer"
 """Name of the proposer whose drafts are committed besides those under test."""
+
+
+def greedy(logits: mx.array, index: int) -> Choice:
+    """A `choose` that returns the most likely token."""
+    return Choice(mx.argmax(logits, axis=-1))
+
+
+@final
+class RecordingChoose:
+    """A greedy `choose` that records its arguments: logits `(1, vocabulary)`, and indices."""
+
+    def __init__(self) -> None:
+        self.rows: list[mx.array] = []
+        self.indices: list[int] = []
+
+    def __call__(self, logits: mx.array, index: int, /) -> Choice:
+        self.rows.append(logits)
+        self.indices.append(index)
+        return greedy(logits, index)
+
+
+def validated_ids(
+    proposer: Proposer, draft: Draft, depth: int, target: SpeculativeModel
+) -> list[int]:
+    """Check a draft as a decoder does, and that the target knows its ids; return them."""
+    ids = to_ints(validated_draft(proposer, draft, depth).tokens)
+    known = all(0 <= id_ < target.vocab_size for id_ in ids)
+    require(known, f"drafts {ids}, which are not all ids of the target")
+    return ids
+
+
+def same_rows(found: Sequence[mx.array], expected: Sequence[mx.array], tolerance: float) -> bool:
+    """Whether two lists of logits `(1, vocabulary)` are the same.
+
+    The tolerance is in units of the largest expected logit.
+    """
+    largest = max((cast(float, mx.abs(row).max().item()) for row in expected), default=0.0)
+    pairs = zip(found, expected, strict=False)
+    near = all(max(distances(a, b)) <= tolerance * largest for a, b in pairs)
+    return near and len(found) == len(expected)
+
+
+def near_tie(
+    found: Sequence[int], expected: Sequence[int], rows: Sequence[mx.array], tolerance: float
+) -> int | None:
+    """Index of the first drafted id that differs, if rounding explains the difference.
+
+    Each expected id was picked from logits `(1, vocabulary)`, which may be off by `tolerance`, in
+    units of the largest.
+    """
+    for index, (one, other, row) in enumerate(zip(found, expected, rows, strict=False)):
+        if one != other:
+            gap = cast(float, (row[0, other] - row[0, one]).item())
+            largest = cast(float, mx.abs(row).max().item())
+            # Both logits may be off.
+            return index if gap < 2 * tolerance * largest else None
+    return None
+
+
+@final
+class ProposerHarness:
+    """The proposers and the target of a suite, and what is committed: ids and hidden states."""
+
+    def __init__(self, suite: ProposerTests) -> None:
+        self.make = suite.make_proposer
+        self.target: SpeculativeModel = suite.target()
+        self._tolerance = suite.tolerance
+        self.sequence: list[int] = repetitive(self.target.vocab_size)
+        tokens = mx.array([self.sequence], dtype=mx.uint32)
+        self.hidden: mx.array = self.target.forward(tokens, self.target.make_cache()).hidden
+        mx.eval(self.hidden)
+        self._drafts: dict[tuple[int, int], tuple[list[int], list[mx.array]]] = {}
+
+    def check_draft(self, run: ProposerRun, start: int = 0) -> None:
+        """Compare a draft with that of a fresh proposer, after one commit of the same sequence."""
+        key = (start, run.position)
+        if key not in self._drafts:
+            choose = RecordingChoose()
+            fresh = ProposerRun(self, run.position - start, start=start)
+            drafted = fresh.draft(DEPTH, choose)
+            mx.eval(choose.rows)
+            self._drafts[key] = drafted, choose.rows
+        expected, rows = self._drafts[key]
+        choose = RecordingChoose()
+        drafted = run.draft(DEPTH, choose)
+        # After a near tie that rounding decided, two chains continue with different tokens.
+        count = near_tie(drafted, expected, rows, self._tolerance)
+        with at_step(run.rounds, run.position):
+            same = drafted[:count] == expected[:count]
+            require(same, f"drafts {drafted}, and a fresh proposer {expected}")
+            stop = None if count is None else count + 1
+            same = same_rows(choose.rows[:stop], rows[:stop], self._tolerance)
+            require(same, "picks from other logits than a fresh proposer")
+
+
+def repetitive(vocab_size: int) -> list[int]:
+    """A sequence of `LENGTH` tokens that repeats a phrase, with occasional other tokens."""
+    rng = random.Random(0)
+    phrase = [rng.randrange(vocab_size) for _ in range(PHRASE)]
+    sequence = [phrase[n % PHRASE] for n in range(LENGTH)]
+    for position in range(7, LENGTH, 11):
+        sequence[position] = rng.randrange(vocab_size)
+    return sequence
+
+
+@final
+class ProposerRun:
+    """A fresh proposer with a prompt, part way through the sequence after so many commits."""
+
+    def __init__(
+        self, harness: ProposerHarness, prompt: int = 0, chunk: int = 100, *, start: int = 0
+    ) -> None:
+        self._harness = harness
+        self.proposer: Proposer = harness.make()
+        self.rounds: int = 0
+        self.position: int = start
+        self.proposer.attach(harness.target)
+        self.begin(start)
+        self.commit_prompt(prompt, chunk)
+
+    def begin(self, position: int) -> None:
+        """Call `begin`, and continue the sequence from there."""
+        self.proposer.begin(position)
+        self.position = position
+
+    def commit(self, count: int, verdict: Verdict | None = None, *, known: bool = True) -> None:
+        """Commit the next tokens of the sequence; whether the one after them is known already."""
+        start, stop = self.position, self.position + count
+        sequence, hidden = self._harness.sequence, self._harness.hidden[:, start:stop]
+        ids = sequence[start:stop]
+        tokens = mx.array(ids, dtype=mx.uint32)
+        bonus = sequence[stop] if known and stop < len(sequence) else None
+        with at_step(self.rounds, start):
+            self.proposer.commit(Commit(tokens, hidden, verdict, ids, bonus))
+            found = self.proposer.position()
+            require(found == stop, f"reports position {found} after a commit up to {stop}")
+        self.position = stop
+        self.rounds += 1
+
+    def commit_prompt(self, count: int, chunk: int = 100) -> None:
+        """Commit a prompt of `count` tokens in chunks."""
+        while count > 0:
+            self.commit(min(chunk, count), known=False)
+            count -= chunk
+
+    def draft(self, depth: int, choose: Callable[[mx.array, int], Choice] = greedy) -> list[int]:
+        """Ask for a valid draft of at most `depth` ids after the last token."""
+        last_token = mx.array([self._harness.sequence[self.position]], dtype=mx.uint32)
+        with at_step(self.rounds, self.position):
+            draft = self.proposer.propose(last_token, depth, choose)
+            return validated_ids(self.proposer, draft, depth, self._harness.target)
+
+    def round(self, depth: int, right: int) -> None:
+        """Run a round with a draft of this proposer, and commit its accepted tokens.
+
+        `right` of them are right if the proposer calls `choose`.
+        """
+        sequence = [*self._harness.sequence[self.position + 1 :], *[0] * depth]
+
+        def guided(logits: mx.array, index: int) -> Choice:
+            return Choice(mx.array([(sequence[index] + (index >= right)) % logits.shape[1]]))
+
+        drafted = self.draft(depth, guided)
+        wrong = [a != b for a, b in zip(drafted, sequence, strict=False)]
+        accepted = wrong.index(True) if any(wrong) else len(drafted)
+        self.commit(1 + accepted, Verdict(self.proposer.name, len(drafted), accepted))
 
 
 class ProposerTests(ABC):
@@ -57,12 +225,12 @@ class ProposerTests(ABC):
 
     def harness(self) -> ProposerHarness:
         """Return what the contracts drive."""
-        return ProposerHarness(self.make_proposer, self.target(), self.tolerance)
+        return ProposerHarness(self)
 
     @contract
     def test_drafts_are_ids_within_the_limit(self) -> None:
         """At every position and depth a draft has at most `limit` ids; it may be empty."""
-        run = self.harness().start()
+        run = ProposerRun(self.harness())
         for position in range(12):
             for depth in (1, 1 + 2 * position % 9):
                 choose = RecordingChoose()
@@ -80,12 +248,11 @@ class ProposerTests(ABC):
         harness = self.harness()
         for seed in range(3):
             rng = random.Random(seed)
-            run = harness.start()
-            run.commit_prompt(rng.choice((1, 5, 12)), rng.choice((1, 3, 100)))
+            run = ProposerRun(harness, rng.choice((1, 5, 12)), rng.choice((1, 3, 100)))
             while run.position < 50:
                 for _ in range(rng.randint(1, 6)):
                     _random_round(run, rng)
-                _drafts_as_expected(harness, run)
+                harness.check_draft(run)
                 run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
 
     @contract
@@ -94,15 +261,13 @@ class ProposerTests(ABC):
         harness = self.harness()
         for length in (1, 2, 11, 30):
             for chunk in {1, 3, 4, length - 1, length} - {0}:
-                run = harness.start()
-                run.commit_prompt(length, chunk)
-                _drafts_as_expected(harness, run)
+                harness.check_draft(ProposerRun(harness, length, chunk))
 
     @contract
     def test_settle_discards_the_draft_and_nothing_else(self) -> None:
         """`settle` may come during a draft, twice, or first; the sequence continues after it."""
         harness = self.harness()
-        run = harness.start()
+        run = ProposerRun(harness)
         run.proposer.settle()
         run.commit_prompt(9)
         for known in (True, False):
@@ -113,17 +278,16 @@ class ProposerTests(ABC):
                 found = run.proposer.position()
                 require(found == run.position, f"reports position {found} after settle")
             run.commit(3, known=known)
-            _drafts_as_expected(harness, run)
+            harness.check_draft(run)
             run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
             run.proposer.settle()
-        _drafts_as_expected(harness, run)
+        harness.check_draft(run)
 
     @contract
     def test_begin_resets_everything(self) -> None:
         """`begin` starts another sequence at any position, during a draft or not."""
         harness = self.harness()
-        run = harness.start()
-        run.commit_prompt(30)
+        run = ProposerRun(harness, 30)
         for start in (0, 7, 0, 21):
             run.draft(DEPTH)
             run.begin(start)
@@ -132,15 +296,14 @@ class ProposerTests(ABC):
                 require(found == start, f"reports position {found} after begin({start})")
             run.commit_prompt(12, 5)
             run.round(DEPTH, 2)
-            _drafts_as_expected(harness, run, start)
+            harness.check_draft(run, start)
             run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
 
     @contract
     def test_sampled_drafts_carry_the_distribution_of_choose(self) -> None:
         """A token picked by `choose` comes with the distribution that `choose` returned for it."""
         harness = self.harness()
-        run = harness.start()
-        run.commit_prompt(30)
+        run = ProposerRun(harness, 30)
         returned: list[Choice] = []
 
         def choose(logits: mx.array, index: int) -> Choice:
@@ -151,9 +314,8 @@ class ProposerTests(ABC):
         last_token = mx.array([harness.sequence[run.position]], dtype=mx.uint32)
         draft = run.proposer.propose(last_token, DEPTH, choose)
         ids = validated_ids(run.proposer, draft, DEPTH, harness.target)
-        for index, (id_, given) in enumerate(
-            zip(ids, draft.laws or [None] * len(ids), strict=True)
-        ):
+        pairs = zip(ids, draft.laws or [None] * len(ids), strict=True)
+        for index, (id_, given) in enumerate(pairs):
             with at_step(index, run.position + 1 + index):
                 same = [choice for choice in returned if choice.law is given]
                 require(given is None or bool(same), "has a distribution that choose did not give")
@@ -165,29 +327,24 @@ class ProposerTests(ABC):
     @contract
     def test_global_random_state_is_unchanged(self) -> None:
         """Drafting draws neither from `mx.random` nor from `random`."""
-        run = self.harness().start()
-        mx.random.seed(5)
-        before, python_before = _random_state(), random.getstate()
-        run.commit_prompt(20)
-        run.round(DEPTH, 2)
-        run.draft(DEPTH)
-        run.proposer.settle()
-        pairs = zip(before, _random_state(), strict=True)
-        require(all(bool(mx.array_equal(a, b)) for a, b in pairs), "draws from mx.random")
-        require(random.getstate() == python_before, "draws from random")
+        run = ProposerRun(self.harness())
+        with same_random_state():
+            run.commit_prompt(20)
+            run.round(DEPTH, 2)
+            run.draft(DEPTH)
+            run.proposer.settle()
 
     @contract
     def test_a_failed_draft_leaves_the_proposer_in_step(self) -> None:
         """If `choose` raises at any token, the next drafts are those of the sequence."""
         harness = self.harness()
         for failing in range(DEPTH):
-            run = harness.start()
-            run.commit_prompt(20)
+            run = ProposerRun(harness, 20)
 
             def choose(logits: mx.array, index: int, failing: int = failing) -> Choice:
                 if index == failing:
                     raise InjectedError
-                return Choice(mx.argmax(logits, axis=-1))
+                return greedy(logits, index)
 
             last_token = mx.array([harness.sequence[run.position]], dtype=mx.uint32)
             try:
@@ -195,7 +352,7 @@ class ProposerTests(ABC):
             except InjectedError:
                 run.proposer.settle()
             run.commit(2)
-            _drafts_as_expected(harness, run)
+            harness.check_draft(run)
 
     @contract
     def test_forecasts_depend_on_the_sequence_alone(self) -> None:
@@ -203,7 +360,7 @@ class ProposerTests(ABC):
         harness = self.harness()
         found = []
         for step in (1, 3, 7):
-            run = harness.start()
+            run = ProposerRun(harness)
             if not isinstance(run.proposer, Foresees):
                 return
             run.commit_prompt(20)
@@ -224,13 +381,13 @@ class ProposerTests(ABC):
         """The backlog is at most what was committed, and 0 after a draft."""
         harness = self.harness()
         for read in (1, 30, 60):
-            run = harness.start()
+            run = ProposerRun(harness)
             if not isinstance(run.proposer, CatchesUp):
                 return
             run.commit_prompt(read)
             backlog = checked_behind(run.proposer, run.proposer.behind())
             require(backlog <= read, f"reports a backlog of {backlog} after {read} tokens")
-            _drafts_as_expected(harness, run)
+            harness.check_draft(run)
             run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
             backlog = run.proposer.behind()
             require(not backlog, f"reports a backlog of {backlog} after a draft")
@@ -254,22 +411,3 @@ def _random_round(run: ProposerRun, rng: random.Random) -> None:
             run.commit(1, known=rng.random() < 0.5)
         case _:
             run.proposer.settle()
-
-
-def _drafts_as_expected(harness: ProposerHarness, run: ProposerRun, start: int = 0) -> None:
-    """Compare a draft with that of a fresh proposer, after one commit of the same sequence."""
-    expected, rows = harness.expected_draft(start, run.position, DEPTH)
-    choose = RecordingChoose()
-    drafted = run.draft(DEPTH, choose)
-    # After a near tie that rounding decided, two chains continue with different tokens.
-    count = near_tie(drafted, expected, rows, harness.tolerance)
-    with at_step(run.rounds, run.position):
-        same = drafted[:count] == expected[:count]
-        require(same, f"drafts {drafted}, and a fresh proposer {expected}")
-        stop = None if count is None else count + 1
-        same = same_rows(choose.rows[:stop], rows[:stop], harness.tolerance)
-        require(same, "picks from other logits than a fresh proposer")
-
-
-def _random_state() -> Sequence[mx.array]:
-    return [mx.array(state) for state in cast("list[mx.array]", mx.random.state)]

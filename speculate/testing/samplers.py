@@ -2,43 +2,197 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Final, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle, pairwise
+from typing import Final, cast, final
 
+import attrs
 import mlx.core as mx
 
-from speculate.protocols import Sampler
-from speculate.testing._sampler_harness import (
-    INVALID_DISTRIBUTIONS,
-    PROMPT,
-    DraftSource,
-    MarkovTarget,
-    SamplerRun,
-    chi_square,
-    generate,
-    greedy_drafts,
-    mislabelled,
-    no_drafts,
-    sampled_drafts,
-    wrong_drafts,
-)
-from speculate.testing.contract import ContractError, at_step, contract, require
+from speculate._mx import log_softmax, to_ints
+from speculate.protocols import Choice, Draft, Sampler
+from speculate.testing.contract import ContractError, at_step, contract, require, same_random_state
 
-SOURCES: Final[Mapping[str, DraftSource]] = {
-    "a lookup": greedy_drafts,
-    "wrong drafts": wrong_drafts,
-    "a draft model": sampled_drafts(MarkovTarget(2)),
-}
-"""Sources of drafts by name."""
+PROMPT: Final = (1, 3, 2, 1, 0)
+"""Ids that every sequence starts with."""
+
+MIN_EXPECTED: Final = 10.0
+"""Outcomes expected less often than this are pooled in a chi-square test."""
+
+DraftSource = Callable[["SamplerRun", int], Draft]
+"""Drafts that many tokens after the sequence of a run."""
+
+Mislabel = Callable[[mx.array, mx.array], mx.array]
+"""Replaces the log-probabilities `(1, vocabulary)` given for a drafted token `(1,)`."""
 
 DEPTHS: Final = (4, 0, 1, 2, 7)
 """Tokens to draft, round by round."""
 
 MIN_P_VALUE: Final = 1e-6
 """A test of frequencies fails below this p-value."""
+
+
+@final
+class MarkovTarget:
+    """A target whose next token depends on the last token alone, by a square table of logits."""
+
+    def __init__(self, seed: int = 1, vocab_size: int = 8) -> None:
+        self.vocab_size = vocab_size
+        key = mx.random.key(seed)
+        self.logits: mx.array = 1.5 * mx.random.normal((vocab_size, vocab_size), key=key)
+
+
+@final
+@attrs.define(eq=False)
+class SamplerRun:
+    """A sequence, prompt included, that a sampler extends round by round; and its acceptance."""
+
+    sampler: Sampler
+    target: MarkovTarget
+    sequence: list[int] = attrs.Factory(lambda: list(PROMPT))
+    drafted: int = 0
+    accepted: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.sampler.begin(list(PROMPT[:-1]), len(PROMPT) - 1, frozenset())
+
+    def round(self, draft: Draft) -> None:
+        """Have the sampler verify a draft, and append what it accepts and its own token."""
+        last_token = mx.array(self.sequence[-1:], dtype=mx.uint32)
+        k = draft.tokens.shape[0]
+        fed = mx.concatenate([last_token, draft.tokens.astype(mx.uint32)])
+        outcome = self.sampler.verify(last_token, draft, self.target.logits[fed])
+        accepted = cast(int, outcome.accepted.item())
+        require(0 <= accepted <= k, f"accepts {accepted} of {k} drafted tokens")
+        own = to_ints(outcome.tokens)
+        enough = len(own) > accepted
+        require(enough, f"returns {len(own)} tokens, and no bonus token for {accepted} accepted")
+        shape = outcome.logits.shape
+        fits = len(shape) == 2 and shape[0] > accepted and shape[1] == self.target.vocab_size
+        require(fits, f"returns logits {shape} for {accepted} accepted tokens")
+        self.sampler.keep(fed[: 1 + accepted])
+        self.sequence += [*to_ints(draft.tokens)[:accepted], own[accepted]]
+        self.drafted += k
+        self.accepted += accepted
+
+
+def generate(
+    sampler: Sampler, target: MarkovTarget, count: int, source: DraftSource, depths: Sequence[int]
+) -> list[int]:
+    """Generate `count` ids with drafts of these depths, repeated."""
+    run = SamplerRun(sampler, target)
+    for round, depth in enumerate(cycle(depths)):
+        if len(run.sequence) >= len(PROMPT) + count:
+            break
+        with at_step(round, len(run.sequence)):
+            run.round(source(run, depth))
+    return run.sequence[len(PROMPT) : len(PROMPT) + count]
+
+
+def no_drafts(run: SamplerRun, depth: int) -> Draft:
+    """Draft nothing: plain decoding."""
+    return Draft(mx.zeros((0,), dtype=mx.uint32))
+
+
+def drafts_of(pick: Callable[[mx.array], mx.array]) -> DraftSource:
+    """Drafts without distributions, as a lookup makes: `pick` takes each token from logits."""
+
+    def source(run: SamplerRun, depth: int) -> Draft:
+        tokens, last = [], run.sequence[-1]
+        for _ in range(depth):
+            last = cast(int, pick(run.target.logits[last]).item())
+            tokens.append(last)
+        return Draft(mx.array(tokens, dtype=mx.uint32))
+
+    return source
+
+
+def sampled_drafts(model: MarkovTarget) -> DraftSource:
+    """Drafts that the sampler draws from another model's logits."""
+
+    def source(run: SamplerRun, depth: int) -> Draft:
+        if not depth:
+            return no_drafts(run, 0)
+        last_token = mx.array(run.sequence[-1:], dtype=mx.uint32)
+        choices: list[Choice] = []
+        for index in range(depth):
+            choices.append(run.sampler.choose(model.logits[last_token], index))
+            last_token = choices[-1].token
+        tokens = [choice.token for choice in choices]
+        return Draft(mx.concatenate(tokens), [choice.law for choice in choices])
+
+    return source
+
+
+def _with_first(value: float) -> Mislabel:
+    return lambda logprobs, _: mx.where(mx.arange(logprobs.shape[1]) == 0, value, logprobs)
+
+
+def _without_token(logprobs: mx.array, token: mx.array) -> mx.array:
+    return log_softmax(mx.where(mx.arange(logprobs.shape[1]) == token, -mx.inf, logprobs))
+
+
+INVALID_DISTRIBUTIONS: Final[Mapping[str, Sequence[Mislabel]]] = {
+    "is not finite": (
+        lambda logprobs, _: mx.full(logprobs.shape, mx.nan),
+        _with_first(mx.nan),
+        _with_first(mx.inf),
+        lambda logprobs, _: mx.full(logprobs.shape, -mx.inf),
+    ),
+    "does not add up to 1": (lambda logprobs, _: logprobs - 3.0,),
+    "excludes the drafted token": (_without_token,),
+}
+"""Invalid distributions by what is wrong with them. Several under one key take turns."""
+
+
+def mislabelled(source: DraftSource, name: str) -> DraftSource:
+    """The same drafts with distributions of `INVALID_DISTRIBUTIONS[name]`."""
+    kinds = cycle(INVALID_DISTRIBUTIONS[name])
+
+    def mislabelling(run: SamplerRun, depth: int) -> Draft:
+        draft, invalid = source(run, depth), next(kinds)
+        uniform = log_softmax(mx.zeros((1, run.target.vocab_size)))
+        given = [uniform if one is None else one for one in draft.laws or [None] * depth]
+        tokens = [draft.tokens[index : index + 1] for index in range(depth)]
+        return Draft(draft.tokens, list(map(invalid, given, tokens)))
+
+    return mislabelling
+
+
+def chi_square(pairs: Iterable[tuple[float, float]]) -> float:
+    """P-value of a chi-square test of how often outcomes were observed and expected."""
+    cells: list[tuple[float, float]] = []
+    observed = expected = 0.0
+    for count, mean in sorted(pairs, key=lambda pair: pair[1]):
+        observed, expected = observed + count, expected + mean
+        if expected >= MIN_EXPECTED:
+            cells.append((observed, expected))
+            observed = expected = 0.0
+    if expected and cells:
+        cells[-1] = (cells[-1][0] + observed, cells[-1][1] + expected)
+    if len(cells) < 2:
+        return 1.0
+    return chi_square_survival(sum((o - e) ** 2 / e for o, e in cells), len(cells) - 1)
+
+
+def chi_square_survival(statistic: float, freedom: int) -> float:
+    """Probability that a chi-square variable exceeds a statistic.
+
+    The regularised upper incomplete gamma function, by its recurrence from 1/2 or from 1:
+    https://dlmf.nist.gov/8.8 (8.8.6).
+    """
+    x = statistic / 2
+    if x <= 0:
+        return 1.0
+    a = 0.5 if freedom % 2 else 1.0
+    total = math.erfc(math.sqrt(x)) if freedom % 2 else math.exp(-x)
+    while a < freedom / 2:
+        total += math.exp(a * math.log(x) - x - math.lgamma(a + 1))
+        a += 1
+    return total
 
 
 class SamplerTests(ABC):
@@ -78,7 +232,7 @@ class SamplerTests(ABC):
         run = SamplerRun(self.make_sampler(), MarkovTarget())
         for index in range(6):
             with at_step(0, len(PROMPT) + index):
-                logits = run.target.rows(mx.array([index % 8]))
+                logits = run.target.logits[mx.array([index % 8])]
                 choice = run.sampler.choose(logits, index)
                 require(choice.token.shape == (1,), f"returns tokens {choice.token.shape}")
                 if choice.law is not None:
@@ -93,89 +247,71 @@ class SamplerTests(ABC):
     def test_output_is_that_of_plain_decoding(self, count: int = 600) -> None:
         """Whatever is drafted, the output equals that of plain decoding, or has its distribution.
 
-        Args:
-            count: Tokens to generate if distributions are compared.
+        `count` tokens are generated if distributions are compared.
         """
         if self.same_text:
-            self._check_same_output()
-        else:
-            self._check_same_distribution(count)
-
-    def _check_same_output(self) -> None:
-        target, count = MarkovTarget(), 60
-        plain = generate(self.make_sampler(), target, count, no_drafts, (0,))
-        for name, source in SOURCES.items():
+            sources = {f"with {name}": source for name, source in _sources(8).items()}
             for depths in ((3,), DEPTHS):
-                found = generate(self.make_sampler(), target, count, source, depths)
-                if found != plain:
-                    pairs = enumerate(zip(found, plain, strict=True))
-                    index = next(i for i, (a, b) in pairs if a != b)
-                    raise ContractError(
-                        f"{found[index]} instead of {plain[index]} with {name}",
-                        position=len(PROMPT) + index,
-                    )
-
-    def _check_same_distribution(self, count: int) -> None:
-        target = MarkovTarget(1, vocab_size=4)
-        expected = [_distribution(self.make_sampler(), target, token) for token in range(4)]
-        narrow = sampled_drafts(MarkovTarget(2, vocab_size=4))
-        sources = {**SOURCES, "a draft model": narrow, "no drafts": no_drafts}
-        for name, source in sources.items():
-            found = generate(self.make_sampler(), target, count, source, (3, 1, 2))
-            p_value = _p_value(found, expected)
-            require(
-                p_value > MIN_P_VALUE, f"with {name} frequencies have a p-value of {p_value:.1e}"
-            )
+                self._check_output(sources, depths, 60)
+        else:
+            sources = {**_sources(4), "no drafts": no_drafts}
+            said = "with {name} frequencies have a p-value of {p_value:.1e}"
+            self._check_frequencies(sources, (3, 1, 2), count, said)
 
     @contract
     def test_invalid_draft_distributions_change_nothing(self, count: int = 400) -> None:
         """A draft whose distribution is invalid does not change the output or its distribution.
 
         Without `same_text`, such a draft is rejected, and the token in its place has the
-        target's own distribution.
-
-        Args:
-            count: Tokens to generate if distributions are compared.
+        target's own distribution. `count` tokens are generated if distributions are compared.
         """
+        draft_model = _sources(8 if self.same_text else 4)["a draft model"]
+        sources = {
+            f"where a distribution {name}": mislabelled(draft_model, name)
+            for name in INVALID_DISTRIBUTIONS
+        }
         if self.same_text:
-            self._check_invalid_same_output()
+            self._check_output(sources, DEPTHS, 30)
         else:
-            self._check_invalid_same_distribution(count)
+            said = "frequencies have a p-value of {p_value:.1e} {name}"
+            self._check_frequencies(sources, (1, 2), count, said)
 
-    def _check_invalid_same_output(self) -> None:
-        target, count = MarkovTarget(), 30
+    def _check_output(
+        self, sources: Mapping[str, DraftSource], depths: Sequence[int], count: int
+    ) -> None:
+        """Compare generated tokens with those of plain decoding."""
+        target = MarkovTarget()
         plain = generate(self.make_sampler(), target, count, no_drafts, (0,))
-        for name in INVALID_DISTRIBUTIONS:
-            source = mislabelled(SOURCES["a draft model"], name)
-            found = generate(self.make_sampler(), target, count, source, DEPTHS)
-            require(found == plain, f"{found} instead of {plain} where a distribution {name}")
+        for name, source in sources.items():
+            found = generate(self.make_sampler(), target, count, source, depths)
+            for index, (one, other) in enumerate(zip(found, plain, strict=True)):
+                with at_step(position=len(PROMPT) + index):
+                    require(one == other, f"{one} instead of {other} {name}")
 
-    def _check_invalid_same_distribution(self, count: int) -> None:
+    def _check_frequencies(
+        self, sources: Mapping[str, DraftSource], depths: Sequence[int], count: int, said: str
+    ) -> None:
+        """Compare frequencies of generated tokens with the distributions that `choose` reports."""
         target = MarkovTarget(1, vocab_size=4)
         expected = [_distribution(self.make_sampler(), target, token) for token in range(4)]
-        for name in INVALID_DISTRIBUTIONS:
-            source = mislabelled(sampled_drafts(MarkovTarget(2, vocab_size=4)), name)
-            found = generate(self.make_sampler(), target, count, source, (1, 2))
+        for name, source in sources.items():
+            found = generate(self.make_sampler(), target, count, source, depths)
             p_value = _p_value(found, expected)
-            said = f"frequencies have a p-value of {p_value:.1e} where a distribution {name}"
-            require(p_value > MIN_P_VALUE, said)
+            require(p_value > MIN_P_VALUE, said.format(name=name, p_value=p_value))
 
     @contract
     def test_the_same_seed_gives_the_same_output(self) -> None:
         """Two equal samplers used in turn, with equal drafts, emit the same tokens."""
         target = MarkovTarget()
-        one, other = (
-            SamplerRun(self.make_sampler(), target),
-            SamplerRun(self.make_sampler(), target),
-        )
-        source = SOURCES["a draft model"]
+        one, other = (SamplerRun(self.make_sampler(), target) for _ in range(2))
+        source = _sources(8)["a draft model"]
         for round in range(20):
             with at_step(round, len(one.sequence)):
                 depth = DEPTHS[round % 5]
                 one.round(source(one, depth))
                 other.round(source(other, depth))
-                last = (one.sequence[-1], other.sequence[-1])
-                require(one.sequence == other.sequence, f"{last[0]}, and then {last[1]}")
+                said = f"{one.sequence[-1]}, and then {other.sequence[-1]}"
+                require(one.sequence == other.sequence, said)
 
     @contract
     def test_correct_drafts_are_accepted(self) -> None:
@@ -199,22 +335,27 @@ class SamplerTests(ABC):
         """Noise depends on seed and position; `mx.random` is not used."""
         if not self.draws_itself:
             return
-        mx.random.seed(5)
-        before = [mx.array(state) for state in cast("list[mx.array]", mx.random.state)]
-        generate(self.make_sampler(), MarkovTarget(), 20, SOURCES["a draft model"], DEPTHS)
-        after = cast("list[mx.array]", mx.random.state)
-        same = all(bool(mx.array_equal(a, b)) for a, b in zip(before, after, strict=True))
-        require(same, "draws from mx.random")
+        source = _sources(8)["a draft model"]
+        with same_random_state():
+            generate(self.make_sampler(), MarkovTarget(), 20, source, DEPTHS)
+
+
+def _sources(vocab_size: int) -> dict[str, DraftSource]:
+    """Sources of drafts by name."""
+    return {
+        "a lookup": drafts_of(mx.argmax),
+        "wrong drafts": drafts_of(mx.argmin),
+        "a draft model": sampled_drafts(MarkovTarget(2, vocab_size)),
+    }
 
 
 def _distribution(sampler: Sampler, target: MarkovTarget, last: int) -> list[float]:
     """Probabilities of the next token after `last`, as `choose` reports them."""
     run = SamplerRun(sampler, target)
-    choice = run.sampler.choose(target.rows(mx.array([last])), 0)
+    choice = run.sampler.choose(target.logits[mx.array([last])], 0)
     if choice.law is None:
-        raise ContractError(
-            "choose returns no distribution, and so the output must not depend on drafts"
-        )
+        said = "choose returns no distribution, and so the output must not depend on drafts"
+        raise ContractError(said)
     return cast("list[float]", mx.exp(choice.law[0]).tolist())
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Final, cast, final
+from typing import Final, final
 
 import mlx.core as mx
 
@@ -13,7 +12,7 @@ from speculate.backends.group import RECORD_WINDOW
 from speculate.decoding.decoder import Decoder
 from speculate.protocols import Plan, Round, SpeculativeModel, Strategy
 from speculate.strategies.fixed import MAX_DEPTH, Off
-from speculate.testing.contract import at_step, contract, require
+from speculate.testing.contract import at_step, contract, require, same_random_state
 from speculate.testing.toy import ToyHead, ToyModel
 
 Accept = Callable[[int, int], int]
@@ -35,12 +34,7 @@ ROUNDS: Final = 200
 class StrategyRun:
     """A strategy that plans rounds of a sequence without a model.
 
-    Args:
-        strategy: The strategy.
-        accept: How many drafted tokens are accepted.
-
-    Attributes:
-        plans: Name of the planned proposer, and the depth, round by round.
+    `plans` are the name of the planned proposer, and the depth, round by round.
     """
 
     def __init__(self, strategy: Strategy, accept: Accept) -> None:
@@ -51,30 +45,16 @@ class StrategyRun:
         self.plans: list[tuple[str | None, int]] = []
 
     def round(self, remaining: int | None = None, *, ahead: bool = False) -> None:
-        """Plan one round.
-
-        Args:
-            remaining: Tokens that may still be emitted; `None` for any number.
-            ahead: Plan the next round before this one is observed.
-
-        Raises:
-            ContractError: The plan cannot be carried out.
-        """
+        """Plan one round; with `ahead`, the next one is planned before this one is observed."""
         index = len(self.plans)
         with at_step(index, self._emitted):
             plan = self._strategy.plan(remaining)
             check_plan(plan, self._strategy)
         self.plans.append((None if plan.proposer is None else plan.proposer.name, plan.depth))
-        self._unobserved.append(self._finished(index, plan, remaining))
-        with at_step(index, self._emitted):
-            while len(self._unobserved) > ahead:
-                self._strategy.observe(self._unobserved.pop(0))
-
-    def _finished(self, index: int, plan: Plan, remaining: int | None) -> Round:
         drafted = plan.depth if remaining is None else min(plan.depth, remaining - 1)
         accepted = self._accept(index, drafted)
         self._emitted += 1 + accepted
-        return Round(
+        finished = Round(
             index=index,
             proposer=plan.proposer.name if plan.proposer and drafted else None,
             planned=plan.depth,
@@ -86,14 +66,14 @@ class StrategyRun:
             seconds=0.01 + 0.001 * drafted,
             context=self._emitted,
         )
+        self._unobserved.append(finished)
+        with at_step(index, self._emitted):
+            while len(self._unobserved) > ahead:
+                self._strategy.observe(self._unobserved.pop(0))
 
 
 def check_plan(plan: Plan, strategy: Strategy) -> None:
-    """Check that a plan can be carried out.
-
-    Raises:
-        ContractError: It cannot.
-    """
+    """Check that a plan can be carried out."""
     if plan.proposer is None:
         require(plan.depth == 0, f"plans {plan.depth} drafts without a proposer")
         return
@@ -161,19 +141,13 @@ class StrategyTests(ABC):
     @contract
     def test_it_uses_neither_arrays_nor_random_numbers(self) -> None:
         """Planning makes no arrays and draws no random numbers."""
-        strategy = self.make_strategy()
-        mx.random.seed(5)
-        before = cast("list[mx.array]", mx.random.state)[0].tolist()
-        python_before = random.getstate()
-        run = StrategyRun(strategy, ACCEPTING["some"])
-        mx.reset_peak_memory()
-        held = mx.get_active_memory()
-        for _ in range(ROUNDS):
-            run.round()
-        require(mx.get_peak_memory() <= held, "makes arrays")
-        after = cast("list[mx.array]", mx.random.state)[0].tolist()
-        require(before == after, "draws from mx.random")
-        require(python_before == random.getstate(), "draws from random")
+        run = StrategyRun(self.make_strategy(), ACCEPTING["some"])
+        with same_random_state():
+            mx.reset_peak_memory()
+            held = mx.get_active_memory()
+            for _ in range(ROUNDS):
+                run.round()
+            require(mx.get_peak_memory() <= held, "makes arrays")
 
     @contract
     def test_output_is_that_of_plain_decoding(self) -> None:

@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from functools import partial
 from typing import Final, cast, final
 
 import mlx.core as mx
 
 from speculate.backends.adopt import adopt
 from speculate.backends.arrays import RewindableArraysCache
-from speculate.backends.group import group_of, join
+from speculate.backends.group import join
 from speculate.backends.kv import RewindableKVCache
 from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.errors import OptionError
-from speculate.protocols import Entries, Forward, MTPHead, RecordsRollback, Rollbackable
-from speculate.testing.layers import MakesMasks, RowCache, StateCache
-
-WIDTH: Final = 32
-"""Width of the hidden states."""
+from speculate.protocols import Forward, MTPHead, Rollbackable
+from speculate.testing.layers import TAPS, MakesMasks, RowCache, as_block, run_recurrence
+from speculate.testing.layers import WIDTH as WIDTH
 
 HEADS: Final = 2
 """Attention heads."""
-
-TAPS: Final = 3
-"""Rows of the convolution window before the current one."""
 
 
 def _weights(seed: int, rows: int, columns: int) -> mx.array:
@@ -54,15 +49,13 @@ class ToyAttention:
         rows, count = cast(RowCache, cache), x.shape[1]
         parts = (x @ self._projections).reshape(1, count, 3 * HEADS, WIDTH // HEADS)
         q, k, v = mx.split(parts.transpose(0, 2, 1, 3), 3, axis=1)
-        q, k = (self._rotated(part, rows.offset) for part in (q, k))
+        rotate = partial(mx.fast.rope, traditional=False, base=1e4, scale=1.0, offset=rows.offset)
+        q, k = (rotate(part, WIDTH // HEADS) for part in (q, k))
         mask = cast(MakesMasks, cache).make_mask(count, return_array=False, window_size=None)
         k, v = rows.update_and_fetch(k, v)
         scale = 1 / math.sqrt(WIDTH // HEADS)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
         return out.transpose(0, 2, 1, 3).reshape(1, count, WIDTH) @ self._output
-
-    def _rotated(self, x: mx.array, offset: int) -> mx.array:
-        return mx.fast.rope(x, x.shape[-1], traditional=False, base=1e4, scale=1.0, offset=offset)
 
 
 @final
@@ -74,25 +67,11 @@ class ToyRecurrence:
         self._decay = mx.sigmoid(_weights(seed + 1, 1, WIDTH))
 
     def __call__(self, x: mx.array, cache: object) -> mx.array:
-        slots, count = cast(StateCache, cache), x.shape[1]
-        before = (slots[0], slots[1])
-        window = mx.zeros((1, TAPS, WIDTH)) if before[0] is None else before[0]
-        state = mx.zeros((1, WIDTH)) if before[1] is None else before[1]
-        rows = mx.concatenate([window, x], axis=1)
-        states = []
-        for t in range(count):
-            mixed = (rows[:, t : t + TAPS + 1] * self._taps).sum(axis=1)
-            state = self._decay * state + mixed * mx.sigmoid(mixed)
-            states.append(state)
+        return mx.stack(run_recurrence(cache, x, self._next_state), axis=1)
 
-        def after(m: int) -> Entries:
-            return mx.contiguous(rows[:, m : m + TAPS]), states[m - 1]
-
-        slots[0], slots[1] = after(count)
-        slots.advance(count)
-        if isinstance(cache, RecordsRollback) and cache.recording():
-            cache.record_rollback(count, after, before)
-        return mx.stack(states, axis=1)
+    def _next_state(self, state: mx.array, rows: mx.array) -> mx.array:
+        mixed = (rows * self._taps).sum(axis=1)
+        return self._decay * state + mixed * mx.sigmoid(mixed)
 
 
 @final
@@ -116,10 +95,11 @@ class ToyModel:
         head: MTPHead | None = None,
         eos_token_ids: Iterable[int] = (),
     ) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size: int = vocab_size
+        self.eos_token_ids: frozenset[int] = frozenset(eos_token_ids)
+        self.head: MTPHead | None = head
+        self.vocabulary: Mapping[str, int] | None = None
         self._window = window
-        self._head = head
-        self._eos = frozenset(eos_token_ids)
         seeds = range(10 * seed, 10 * seed + 9)
         self._embedding = _weights(seeds[0], vocab_size, WIDTH)
         self._full = ToyAttention(seeds[1])
@@ -127,31 +107,11 @@ class ToyModel:
         self._sliding = ToyAttention(seeds[5])
         self._output = _weights(seeds[7], WIDTH, vocab_size)
 
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return self._eos
-
-    @property
-    def head(self) -> MTPHead | None:
-        return self._head
-
-    @property
-    def vocabulary(self) -> Mapping[str, int] | None:
-        return None
-
     def make_cache(
         self, max_kv_size: int | None = None, *, position: int = 0
     ) -> list[Rollbackable]:
-        caches: list[Rollbackable] = [
-            RewindableKVCache(position),
-            RewindableArraysCache(2, position),
-            RewindableRotatingKVCache(self._window, position=position),
-        ]
-        return join(caches)
+        sliding = RewindableRotatingKVCache(self._window, position=position)
+        return join([RewindableKVCache(position), RewindableArraysCache(2, position), sliding])
 
     def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
         return adopt(cache)
@@ -159,13 +119,10 @@ class ToyModel:
     def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
         if tokens.ndim != 2 or tokens.shape[0] != 1 or tokens.shape[1] < 1:
             raise OptionError(f"forward takes tokens of shape (1, T), T >= 1, got {tokens.shape}")
-        group = group_of(cache)
-        if group is None:
-            return self._walk(tokens, cache)
-        with group.block(tokens) as fed:
+        with as_block(cache, tokens) as fed:
             out = self._walk(fed, cache)
-        extra = fed.shape[1] - tokens.shape[1]
-        return Forward(out.logits[:, extra:], out.hidden[:, extra:])
+        replayed = fed.shape[1] - tokens.shape[1]
+        return Forward(out.logits[:, replayed:], out.hidden[:, replayed:])
 
     def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         full, state, sliding = cache
@@ -194,14 +151,12 @@ class ToyHead:
         self._output = _weights(seeds[7], WIDTH, vocab_size)
 
     def make_cache(self, position: int = 0) -> list[Rollbackable]:
-        caches: list[Rollbackable] = [RewindableKVCache(position)]
-        return join(caches)
+        return join([RewindableKVCache(position)])
 
     def step(self, hidden: mx.array, tokens: mx.array, cache: list[Rollbackable], /) -> Forward:
         if hidden.shape != (*tokens.shape, WIDTH):
             raise OptionError(f"hidden is {hidden.shape} for tokens {tokens.shape}")
-        group = group_of(cache)
-        with nullcontext(tokens) if group is None else group.block(tokens) as fed:
+        with as_block(cache, tokens) as fed:
             pair = mx.concatenate([_normed(self._embedding[fed]), hidden], axis=-1)
             h = pair @ self._joint
             out = _normed(h + self._attention(_normed(h), cache[0]))

@@ -17,11 +17,11 @@ from speculate.verify.decoding_checks import check_adaptive_sequence as check_ad
 from speculate.verify.decoding_checks import check_seed as check_seed
 from speculate.verify.decoding_checks import check_sequence as check_sequence
 from speculate.verify.decoding_checks import check_stock_sequence as check_stock_sequence
-from speculate.verify.drafters import Drafter as Drafter
-from speculate.verify.drafters import head_drafter as head_drafter
-from speculate.verify.drafters import model_drafter as model_drafter
-from speculate.verify.drafters import proposer_drafter as proposer_drafter
 from speculate.verify.rounding import Difference as Difference
 from speculate.verify.rounding import Result as Result
 from speculate.verify.rounding import Rounding as Rounding
+from speculate.verify.target import Drafter as Drafter
 from speculate.verify.target import VerificationTarget as VerificationTarget
+from speculate.verify.target import head_drafter as head_drafter
+from speculate.verify.target import model_drafter as model_drafter
+from speculate.verify.target import proposer_drafter as proposer_drafter

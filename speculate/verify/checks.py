@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import attrs
 import mlx.core as mx
@@ -72,16 +72,8 @@ class Case:
             return Result(1, "runs", [Difference(0, math.inf, None, "bug", detail)])
 
 
-@final
-@attrs.frozen(eq=False)
-class Step:
-    """One step of a walk: a block of which some tokens were kept, and the next token.
-
-    Attributes:
-        position: Position of the first row in the sequence.
-        rows: Logits of the kept tokens and of the token after them, `(kept + 1, vocabulary)`.
-        what: The step in words.
-    """
+class Step(NamedTuple):
+    """One step of a walk in words, and the logits `(kept + 1, vocabulary)` from a position on."""
 
     position: int
     rows: mx.array
@@ -90,24 +82,41 @@ class Step:
 
 def cases(target: VerificationTarget) -> list[Case]:
     """Every check that applies to a model and its drafters, in the order of a report."""
-    return [
-        *_model_cases(target),
-        *_sequence_cases(target),
-        *_acceptance_cases(target),
-        # Uses another seed than the sequences.
-        Case(
-            "seed",
-            f"{target.seed + 1}: off, each proposer, alternating",
-            partial(check_seed, target, target.seed + 1),
-        ),
-    ]
+    return list(_cases(target))
+
+
+def _cases(target: VerificationTarget) -> Iterator[Case]:
+    has_stock, drafters = target.oracle.stock is not None, target.drafters
+    modes = [("greedy", Sampling()), ("coupled", coupled_sampling(target.seed))]
+    if has_stock:
+        yield Case("forward", "blocks, mlx-lm's caches", partial(check_block_forward, target))
+        prefill = partial(check_prefill_forward, target)
+        yield Case("forward", "cold prefill, rewindable caches", prefill)
+    yield Case("tails", "two rejected tails per cut", partial(check_tails, target))
+    widths = f"blocks of {WIDTHS[0]} to {WIDTHS[-1]}, every cut"
+    yield Case("rewind", widths, partial(check_rewind, target))
+    if has_stock:
+        yield Case("sequence", "mlx-lm, greedy", partial(check_stock_sequence, target, Sampling()))
+    for mode, sampling in modes:
+        for drafter in drafters:
+            name = f"{drafter.name}, depth {DEPTHS[0]} to {DEPTHS[-1]}, {mode}"
+            yield Case("sequence", name, partial(check_sequence, target, drafter, sampling))
+        if drafters:
+            adaptive = partial(check_adaptive_sequence, target, sampling)
+            yield Case("sequence", f"adaptive, {mode}", adaptive)
+    for mode, sampling in modes:
+        for drafter in drafters:
+            name = f"{drafter.name}, depth {AUDITED_DEPTH}, {mode}"
+            yield Case("acceptance", name, partial(check_acceptance, target, drafter, sampling))
+    seed = target.seed + 1  # Another one than that of the sequences.
+    run = partial(check_seed, target, seed)
+    yield Case("seed", f"{seed}: off, each proposer, alternating", run)
 
 
 def check_block_forward(target: VerificationTarget) -> Result:
     """Compare the adapter with mlx-lm's model on the same blocks, both on mlx-lm's caches."""
     ours, theirs = target.oracle.caches(), target.oracle.caches()
-    differences: list[Difference] = []
-    start = 0
+    differences, start = list[Difference](), 0
     for width in (len(target.prompt), *FORWARD_WIDTHS):
         ids = target.ids(start, start + width)
         found = target.model.forward(token_row(ids), ours).logits[0]
@@ -145,10 +154,8 @@ def check_rewind(target: VerificationTarget) -> Result:
         expected = target.oracle.cold(ids, start)
         for step in walk(target, start, _shifted_tail(target)):
             first, count = step.position - start, step.rows.shape[0]
-            rows += count
-            found += target.rounding.compare(
-                step.rows, expected[first : first + count], step.position, step.what
-            )
+            rows, same = rows + count, expected[first : first + count]
+            found += target.rounding.compare(step.rows, same, step.position, step.what)
         differences += target.recheck(found, ids, start, start)
     filled = (walk_starts(target)[-1] + WALK_LENGTH) / target.window if target.window else 0
     note = f"up to {filled:.1f} windows of {target.window}" if target.window else ""
@@ -156,13 +163,7 @@ def check_rewind(target: VerificationTarget) -> Result:
 
 
 def walk(target: VerificationTarget, start: int, tail: Tail) -> Iterator[Step]:
-    """Feed the sequence in blocks of every width, and keep every possible number of tokens.
-
-    Args:
-        target: The model.
-        start: Number of tokens to prefill.
-        tail: Gives the rejected tokens that follow the kept ones in each block.
-    """
+    """Prefill `start` tokens, feed blocks of every width, and keep every number of their tokens."""
     model, caches = target.model, target.model.make_cache()
     for position in range(0, start, CHUNK):
         model.forward(token_row(target.ids(position, min(position + CHUNK, start))), caches)
@@ -196,50 +197,11 @@ def walk_starts(target: VerificationTarget) -> list[int]:
 
 def _shifted_tail(target: VerificationTarget) -> Tail:
     """The true tokens, each off by one."""
-
-    def tail(position: int, count: int) -> list[int]:
-        ids = target.ids(position, position + count)
-        return [(id_ + 1) % target.model.vocab_size for id_ in ids]
-
-    return tail
+    ids, size = target.ids, target.model.vocab_size
+    return lambda position, count: [(id_ + 1) % size for id_ in ids(position, position + count)]
 
 
 def _random_tail(target: VerificationTarget) -> Tail:
     """Random tokens."""
-    dice = random.Random(target.seed)
-    size = target.model.vocab_size
+    dice, size = random.Random(target.seed), target.model.vocab_size
     return lambda position, count: [dice.randrange(size) for _ in range(count)]
-
-
-def _model_cases(target: VerificationTarget) -> Iterator[Case]:
-    if target.oracle.stock is not None:
-        yield Case("forward", "blocks, mlx-lm's caches", partial(check_block_forward, target))
-        yield Case(
-            "forward", "cold prefill, rewindable caches", partial(check_prefill_forward, target)
-        )
-    yield Case("tails", "two rejected tails per cut", partial(check_tails, target))
-    widths = f"blocks of {WIDTHS[0]} to {WIDTHS[-1]}, every cut"
-    yield Case("rewind", widths, partial(check_rewind, target))
-
-
-def _sequence_cases(target: VerificationTarget) -> Iterator[Case]:
-    if target.oracle.stock is not None:
-        yield Case("sequence", "mlx-lm, greedy", partial(check_stock_sequence, target, Sampling()))
-    for mode, sampling in _modes(target):
-        for drafter in target.drafters:
-            name = f"{drafter.name}, depth {DEPTHS[0]} to {DEPTHS[-1]}, {mode}"
-            yield Case("sequence", name, partial(check_sequence, target, drafter, sampling))
-        if target.drafters:
-            adaptive = partial(check_adaptive_sequence, target, sampling)
-            yield Case("sequence", f"adaptive, {mode}", adaptive)
-
-
-def _acceptance_cases(target: VerificationTarget) -> Iterator[Case]:
-    for mode, sampling in _modes(target):
-        for drafter in target.drafters:
-            make = partial(check_acceptance, target, drafter, sampling)
-            yield Case("acceptance", f"{drafter.name}, depth {AUDITED_DEPTH}, {mode}", make)
-
-
-def _modes(target: VerificationTarget) -> list[tuple[str, Sampling]]:
-    return [("greedy", Sampling()), ("coupled", coupled_sampling(target.seed))]

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Final, cast, final
 
 import attrs
 import mlx.core as mx
 
+from speculate._mx import to_ints
 from speculate.decoding.decoder import Decoder
-from speculate.protocols import Choice, Choose, Plan, Proposer, Round, Strategy
+from speculate.protocols import Choose, Plan, Proposer, Round, Strategy
 from speculate.sampling.acceptance import Coupled, Greedy
 from speculate.sampling.filters import Distribution
 from speculate.sampling.options import Sampling
 from speculate.strategies.adaptive import Adaptive
 from speculate.strategies.fixed import Fixed, Off
-from speculate.verify.drafters import Drafter, RecordedDraft, RecordingProposer
 from speculate.verify.oracle import ReferenceSequence, reference_token
-from speculate.verify.rounding import Difference, Kind, Result, Rounding
-from speculate.verify.target import VerificationTarget
+from speculate.verify.rounding import Difference, Result, Rounding
+from speculate.verify.target import Drafter, RecordingProposer, VerificationTarget
 
 DEPTHS: Final = (1, 2, 3, 4, 5)
 """Draft depths, in tokens, at which a proposer's sequence is checked."""
@@ -45,6 +45,9 @@ AUDITED_DEPTH: Final = 4
 SIGMAS: Final = 3.0
 """Standard deviations by which the number of accepted drafts may differ where blocks round."""
 
+Run = tuple[str, int, Strategy]
+"""A decoding in words, how many tokens of the reference belong to its prompt, and its strategy."""
+
 
 def coupled_sampling(seed: int) -> Sampling:
     """Options of sampled runs.
@@ -61,21 +64,14 @@ def check_sequence(
     depths: Sequence[int] = DEPTHS,
 ) -> Result:
     """Compare decoding with one proposer, at several depths, with plain decoding."""
-    reference, compared, differences = target.reference(sampling), 0, list[Difference]()
-    for depth in depths:
-        strategy, how = Fixed(drafter.make(), depth), f"{drafter.name}, depth {depth}"
-        count, found = compare_decoding(target, reference, strategy, how)
-        compared += count
-        differences += found
-    return Result(compared, "tokens", differences)
+    runs = ((f"{drafter.name}, depth {n}", 0, Fixed(drafter.make(), n)) for n in depths)
+    return _compare_runs(target, target.reference(sampling), runs)
 
 
 def check_adaptive_sequence(target: VerificationTarget, sampling: Sampling) -> Result:
     """Compare decoding with `Adaptive`, all proposers and fixed costs, with plain decoding."""
-    proposers = [drafter.make() for drafter in target.drafters]
-    strategy, reference = Adaptive(*proposers, clock="fixed"), target.reference(sampling)
-    compared, differences = compare_decoding(target, reference, strategy, "adaptive")
-    return Result(compared, "tokens", differences)
+    strategy = Adaptive(*(drafter.make() for drafter in target.drafters), clock="fixed")
+    return _compare_runs(target, target.reference(sampling), [("adaptive", 0, strategy)])
 
 
 def check_stock_sequence(target: VerificationTarget, sampling: Sampling) -> Result:
@@ -89,7 +85,10 @@ def check_stock_sequence(target: VerificationTarget, sampling: Sampling) -> Resu
         position = len(reference.prompt) + index
         found, expected = reference_token(logits, sampling, position), reference.tokens[index]
         if found.token != expected.token:
-            rounding = _single_step_rounding(target, logits)
+            noise = target.rounding.noise
+            if target.window:
+                noise = max(noise, ROTATED_NOISE * cast(float, mx.abs(logits).max().item()))
+            rounding = Rounding(noise)
             differences.append(expected.difference(position, found.token, rounding, "mlx-lm"))
     return Result(len(fed), "tokens", _rechecked(target, reference, differences))
 
@@ -100,12 +99,7 @@ def check_seed(target: VerificationTarget, seed: int) -> Result:
     An implementation that draws from a shared random state gives another sequence each time.
     """
     reference = target.reference(coupled_sampling(seed))
-    compared, differences = 0, list[Difference]()
-    for how, start, strategy in _seed_runs(target, seed):
-        count, found = compare_decoding(target, reference, strategy, how, start)
-        compared += count
-        differences += found
-    return Result(compared, "tokens", differences)
+    return _compare_runs(target, reference, _seed_runs(target, seed))
 
 
 def check_acceptance(
@@ -117,13 +111,25 @@ def check_acceptance(
     check shows that. Where blocks round like single rows, all drafts must be equal. Elsewhere the
     number of accepted drafts must agree within 3 standard deviations.
     """
-    rounds = audit(target, drafter, sampling, depth)
-    drafted = sum(len(one.drafted) for one in rounds)
-    accepted = sum(one.accepted for one in rounds)
-    expected = sum(one.expected_accepted for one in rounds)
-    close = abs(accepted - expected) <= _tolerance(target, expected, drafted)
-    wrong = [one for one in rounds if not one.equal]
-    differences = [one.difference("numerics" if close else "bug") for one in wrong]
+    ids, rounds, drafts = _decoded(target, drafter, sampling, depth)
+    redraft, differences = drafter.offline(target.model, ids), list[Difference]()
+    drafted = accepted = expected = 0
+    for round, (limit, tokens) in zip(rounds, drafts, strict=True):
+        start, found = round.context, to_ints(tokens)
+        again = redraft(start, limit, _draft_sampler(sampling, start))
+        # Drafts after the end of the sequence were never verified.
+        most = round.emitted if round.cut else round.drafted
+        correct = min(most, _accepted_prefix(again, ids[start:]))
+        drafted += len(found)
+        accepted += round.accepted
+        expected += correct
+        if (found, round.accepted) != (again, correct):
+            counts = f"{round.accepted} and {correct} accepted"
+            detail = f"drafted {found}, expected {again}: {counts}"
+            apart = abs(round.accepted - correct)
+            differences.append(Difference(start, apart, None, "bug", detail))
+    if abs(accepted - expected) <= _tolerance(target, expected, drafted):
+        differences = [attrs.evolve(one, kind="numerics") for one in differences]
     note = f"{accepted} of {drafted} drafts accepted, {expected} expected"
     return Result(len(rounds), "rounds", differences, note)
 
@@ -138,17 +144,8 @@ def compare_decoding(
     """Decode a sequence, and compare it token by token.
 
     After a difference, and after an end-of-sequence id, decoding restarts from the reference. So
-    every difference counts, and not only the first one.
-
-    Args:
-        target: The model.
-        reference: The expected sequence.
-        strategy: Decides which proposer drafts and how much.
-        how: The strategy in words, for reports.
-        start: Number of reference tokens to take as part of the prompt.
-
-    Returns:
-        Number of compared tokens, and the differences.
+    every difference counts, and not only the first one. The prompt is that of the reference, and
+    the first `start` tokens. Returns the number of compared tokens, and the differences.
     """
     decoder = Decoder(target.model, strategy, reference.sampling)
     done, found = start, list[Difference]()
@@ -165,91 +162,42 @@ def compare_decoding(
 
 
 @final
-@attrs.frozen
-class AuditedRound:
-    """A round with a draft, and the draft recomputed.
-
-    Attributes:
-        position: Number of tokens before the draft.
-        drafted: Ids that the proposer drafted in the run.
-        accepted: How many of them were accepted.
-        expected: Ids of the draft recomputed from the sequence alone.
-        expected_accepted: How many of those would have been accepted.
-    """
-
-    position: int
-    drafted: Sequence[int]
-    accepted: int
-    expected: Sequence[int]
-    expected_accepted: int
-
-    @property
-    def equal(self) -> bool:
-        """Whether drafts and acceptance agree."""
-        return (self.drafted, self.accepted) == (self.expected, self.expected_accepted)
-
-    def difference(self, kind: Kind) -> Difference:
-        """Describe that they do not agree."""
-        apart = abs(self.accepted - self.expected_accepted)
-        counts = f"{self.accepted} and {self.expected_accepted} accepted"
-        detail = f"drafted {list(self.drafted)}, expected {list(self.expected)}: {counts}"
-        return Difference(self.position, apart, None, kind, detail)
-
-
-def audit(
-    target: VerificationTarget, drafter: Drafter, sampling: Sampling, depth: int
-) -> list[AuditedRound]:
-    """Decode with a proposer, and recompute the draft of every round."""
-    ids, rounds, drafts = _decoded(target, drafter, sampling, depth)
-    redraft, audited = drafter.offline(target.model, ids), []
-    for round, draft in zip(rounds, drafts, strict=True):
-        start = round.context
-        expected = redraft(start, draft.limit, _draft_sampler(sampling, start))
-        # Drafts after the end of the sequence were never verified.
-        most = round.emitted if round.cut else round.drafted
-        accepted = min(most, _accepted_prefix(expected, ids[start:]))
-        audited.append(AuditedRound(start, draft.ids(), round.accepted, expected, accepted))
-    return audited
-
-
-@final
 class AlternatingStrategy:
-    """A strategy that picks a proposer and a depth at random in every round.
+    """A strategy that picks a proposer, if there is one, and a depth at random in every round."""
 
-    Args:
-        proposers: At least one.
-        seed: Seed of the choices.
-    """
-
-    def __init__(self, proposers: Sequence[Proposer], seed: int) -> None:
-        self._proposers = list(proposers)
+    def __init__(self, drafters: Sequence[Drafter], seed: int) -> None:
+        self.proposers: Sequence[Proposer] = [drafter.make() for drafter in drafters]
         self._dice = random.Random(seed)
 
-    @property
-    def proposers(self) -> Sequence[Proposer]:
-        return self._proposers
-
     def plan(self, remaining: int | None, /) -> Plan:
-        proposer, depth = self._dice.choice(self._proposers), self._dice.choice(SEED_DEPTHS)
-        return Plan(proposer, depth) if depth else Plan()
+        depth = self._dice.choice(SEED_DEPTHS) if self.proposers else 0
+        return Plan(self._dice.choice(self.proposers), depth) if depth else Plan()
 
     def observe(self, round: Round, /) -> None:
         """Learns nothing."""
 
 
-def _seed_runs(target: VerificationTarget, seed: int) -> Iterator[tuple[str, int, Strategy]]:
-    """Runs of the seed check: in words, first reference token to decode, strategy."""
+def _compare_runs(
+    target: VerificationTarget, reference: ReferenceSequence, runs: Iterable[Run]
+) -> Result:
+    """Compare several decodings of one sequence."""
+    compared, differences = 0, list[Difference]()
+    for how, start, strategy in runs:
+        count, found = compare_decoding(target, reference, strategy, how, start)
+        compared += count
+        differences += found
+    return Result(compared, "tokens", differences)
+
+
+def _seed_runs(target: VerificationTarget, seed: int) -> Iterator[Run]:
+    """Runs of the seed check."""
     yield "off", 0, Off()
     for drafter in target.drafters:
         yield f"{drafter.name}, depth 4", 0, Fixed(drafter.make(), 4)
-    yield "alternating", 0, _alternating(target, seed)
-    yield "alternating, from the middle", target.tokens // 2, _alternating(target, seed + 1)
+    yield "alternating", 0, AlternatingStrategy(target.drafters, seed)
+    middle = AlternatingStrategy(target.drafters, seed + 1)
+    yield "alternating, from the middle", target.tokens // 2, middle
     yield "off, again", 0, Off()
-
-
-def _alternating(target: VerificationTarget, seed: int) -> Strategy:
-    proposers = [drafter.make() for drafter in target.drafters]
-    return AlternatingStrategy(proposers, seed) if proposers else Off()
 
 
 def _rechecked(
@@ -258,14 +206,6 @@ def _rechecked(
     """Recheck differences of tokens: each was chosen by the logits of the token before it."""
     ids, first = [*reference.prompt, *reference.ids[:-1]], len(reference.prompt) - 1
     return target.recheck(found, ids, first, first + 1)
-
-
-def _single_step_rounding(target: VerificationTarget, logits: mx.array) -> Rounding:
-    """Rounding of single steps by mlx-lm's model."""
-    if not target.window:
-        return target.rounding
-    largest = cast(float, mx.abs(logits).max().item())
-    return Rounding(max(target.rounding.noise, ROTATED_NOISE * largest))
 
 
 def _tolerance(target: VerificationTarget, accepted: int, drafted: int) -> float:
@@ -279,7 +219,7 @@ def _tolerance(target: VerificationTarget, accepted: int, drafted: int) -> float
 
 def _decoded(
     target: VerificationTarget, drafter: Drafter, sampling: Sampling, depth: int
-) -> tuple[list[int], list[Round], list[RecordedDraft]]:
+) -> tuple[list[int], list[Round], list[tuple[int, mx.array]]]:
     """Decode past end-of-sequence ids: prompt and tokens, rounds with a draft, their drafts."""
     rounds, proposer = list[Round](), RecordingProposer(drafter.make())
     decoder = Decoder(target.model, Fixed(proposer, depth), sampling, observer=rounds.append)
@@ -300,8 +240,4 @@ def _draft_sampler(sampling: Sampling, start: int) -> Choose:
     chooser = (
         Coupled(Distribution(sampling, sampling.seed or 0)) if sampling.temperature else Greedy()
     )
-
-    def choose(logits: mx.array, index: int) -> Choice:
-        return chooser.choose(logits, start + index)
-
-    return choose
+    return lambda logits, index: chooser.choose(logits, start + index)

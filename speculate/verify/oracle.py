@@ -64,15 +64,9 @@ class Oracle:
         return self.blocks(ids, [len(ids) - first], first)
 
     def blocks(self, ids: Sequence[int], widths: Sequence[int], first: int = 0) -> mx.array:
-        """Logits of a sequence from token `first` on: a prefill, then blocks.
+        """Evaluated logits after a prefill of `first` tokens, `(T - first, vocabulary)`.
 
-        Args:
-            ids: The sequence.
-            widths: Widths of the blocks in tokens, repeated as often as needed.
-            first: Number of prefill tokens.
-
-        Returns:
-            Evaluated logits, `(T - first, vocabulary)`.
+        The blocks after the prefill have these widths in tokens, repeated as often as needed.
         """
         caches, rows = self.caches(), list[mx.array]()
         for start in range(0, first, CHUNK):
@@ -88,14 +82,11 @@ class Oracle:
     def noise(self, ids: Sequence[int], window: int) -> float:
         """Largest difference among logits of one sequence fed at once, in blocks and in steps.
 
-        Args:
-            ids: The sequence.
-            window: Rows of a sliding window; 0 without one. Once the window has wrapped, mlx-lm
-                stores its rows in another order after single steps. That difference does not
-                come from the width of the block, so single steps stop at the window.
+        Once a sliding window of so many rows has wrapped, mlx-lm stores its rows in another order
+        after single steps. That difference does not come from the width of the block, so single
+        steps stop at the window; it is 0 without one.
         """
-        whole = self.cold(ids)
-        worst = 0.0
+        whole, worst = self.cold(ids), 0.0
         for width in NOISE_WIDTHS:
             length = min(len(ids), window) if window and width == 1 else len(ids)
             found = self.blocks(ids[:length], [width])
@@ -103,14 +94,10 @@ class Oracle:
         return worst
 
     def spread(self, ids: Sequence[int], first: int) -> list[float]:
-        """Largest difference at each position among logits of one sequence fed in a dozen ways.
+        """Largest difference at each position from `first` on among logits fed in a dozen ways.
 
         Single steps over a wrapped window count here: the same rows in another order only sum
         up differently.
-
-        Args:
-            ids: The sequence.
-            first: Index of the first token whose logits are measured.
         """
         low = high = self.cold(ids, first)
         for prefill, widths in _splits(first):
@@ -123,26 +110,16 @@ class Oracle:
 @final
 @attrs.frozen
 class ReferenceToken:
-    """The token that plain decoding emits at one position, and the scores of its competitors.
+    """The token that plain decoding emits at one position, and scores of the leading candidates.
 
-    Attributes:
-        token: The emitted id.
-        scores: Score of each leading candidate, and the ULP of the logit it was computed from.
-            Both are on the scale of logits.
+    A score comes with the ULP of the logit it was computed from, both on the scale of logits.
     """
 
     token: int
     scores: Mapping[int, tuple[float, float]]
 
     def difference(self, position: int, found: int, rounding: Rounding, how: str) -> Difference:
-        """Describe that another token was emitted here.
-
-        Args:
-            position: Position in the sequence.
-            found: The other token.
-            rounding: Decides whether rounding explains it.
-            how: How the other token was decoded, for reports.
-        """
+        """Describe that another token was emitted here, and whether rounding explains it."""
         detail = f"{how}: token {found} instead of {self.token}"
         if found not in self.scores:
             return Difference(position, math.inf, None, "bug", detail)
@@ -156,18 +133,8 @@ class ReferenceSequence:
     """A sequence decoded token by token, past end-of-sequence ids.
 
     Uses a prefill and single forwards instead of a `Decoder`, so that the two share no mistake.
-
-    Args:
-        model: The target.
-        prompt: Ids.
-        count: Number of tokens to decode.
-        sampling: Greedy, or mode "coupled" with a seed. Filters are not supported: near the edge
-            of a filter rounding could do more than swap two tokens.
-
-    Attributes:
-        prompt: Ids.
-        sampling: How tokens are sampled.
-        tokens: The decoded tokens with their scores.
+    Sampling is greedy, or mode "coupled" with a seed. Filters are not supported: near the edge of
+    a filter rounding could do more than swap two tokens.
     """
 
     def __init__(
@@ -192,13 +159,7 @@ class ReferenceSequence:
 
 
 def reference_token(logits: mx.array, sampling: Sampling, position: int) -> ReferenceToken:
-    """The token that plain decoding emits at a position. Synchronises.
-
-    Args:
-        logits: `(1, vocabulary)`.
-        sampling: As in `ReferenceSequence`.
-        position: Position in the sequence.
-    """
+    """The token that plain decoding emits at a position, given logits `(1, vocabulary)`."""
     scores = _scores(logits, sampling, position)
     chosen, best = mx.argmax(scores[0]), mx.argsort(-scores[0])[:SCORED_TOKENS]
     # The temperature scales the logits, and with them their rounding errors.

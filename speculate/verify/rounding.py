@@ -101,9 +101,8 @@ class Result:
         if not self.differences:
             return "all equal" if self.compared else "nothing to compare"
         counts = Counter(difference.kind for difference in self.differences)
-        kinds = ", ".join(
-            f"{counts[kind]} {label}" for kind, label in KIND_LABELS.items() if counts[kind]
-        )
+        labels = [(counts[kind], label) for kind, label in KIND_LABELS.items() if counts[kind]]
+        kinds = ", ".join(f"{count} {label}" for count, label in labels)
         worst = max(self.differences, key=lambda difference: difference.size)
         found = f"{len(self.differences)} differ ({kinds}){worst.magnitude(', by up to ')}"
         spreads = [one.spread for one in self.differences if one.spread is not None]
@@ -126,12 +125,7 @@ class Rounding:
     noise: float = 0.0
 
     def kind(self, size: float, unit: float) -> Kind:
-        """Classify a difference.
-
-        Args:
-            size: Absolute difference of two logits.
-            unit: One unit in the last place (ULP) of the larger logit.
-        """
+        """Classify the absolute difference of two logits; `unit` is 1 ULP of the larger one."""
         if size == 0:
             return "tie"
         return "numerics" if size <= max(MAX_ULPS * unit, NOISE_MARGIN * self.noise) else "bug"
@@ -139,16 +133,10 @@ class Rounding:
     def compare(
         self, found: mx.array, expected: mx.array, position: int, what: str
     ) -> list[Difference]:
-        """Compare logits row by row. Synchronises.
+        """Compare logits `(T, vocabulary)`, the first at `position`, row by row. Synchronises.
 
-        Args:
-            found: Computed logits, `(T, vocabulary)`.
-            expected: Expected logits of the same shape and dtype.
-            position: Position of the first row in the sequence.
-            what: How `found` was computed, for reports.
-
-        Returns:
-            One difference for each row that is not equal; a single one if shape or dtype differ.
+        Each row that is not equal gives a difference, and so does another shape or dtype. `what`
+        says in reports how the logits were computed.
         """
         if found.shape != expected.shape or found.dtype != expected.dtype:
             shapes = f"{found.dtype} {found.shape} instead of {expected.dtype} {expected.shape}"
@@ -174,13 +162,8 @@ class Rounding:
 
         Rounding has a heavy tail: where two router scores of a mixture of experts are nearly
         tied, the last bit decides which expert a token goes to. Samples at other positions do
-        not show how far apart the logits are then. Nothing is measured without a suspect, or
-        where the noise is 0.
-
-        Args:
-            differences: Differences found in one sequence.
-            spread: Measures the largest difference among mlx-lm's own logits, by position.
-            position: Position of the first measured value.
+        not show how far apart the logits are then. So `spread` measures the largest difference
+        among mlx-lm's own logits from `position` on, unless there is no suspect or no noise.
         """
         if self.noise == 0 or not any(map(_is_suspect, differences)):
             return list(differences)

@@ -1,18 +1,27 @@
-"""The model under verification, its drafters, and the sequence that checks feed to it."""
+"""The model under verification, its drafters, and the sequence that checks feed to it.
+
+Each drafter has a second way to compute its drafts, which uses the sequence alone. It runs no
+rounds and rewinds nothing, so the two agree only if the proposer stays in step with the sequence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Final, final
 
+import attrs
+import mlx.core as mx
+
+from speculate._mx import to_ints
 from speculate.backends.rotating import RewindableRotatingKVCache
-from speculate.errors import OptionError
+from speculate.errors import HeadNotFoundError, OptionError
 from speculate.models.adapter import StockAdapter
-from speculate.protocols import Rollbackable, SpeculativeModel, StockModel
+from speculate.proposers.draft_model import DraftModel, clamp_ids
+from speculate.proposers.mtp_chain import MTPChain
+from speculate.protocols import Choose, Commit, Draft, Proposer, SpeculativeModel, StockModel
 from speculate.sampling.options import Sampling
-from speculate.verify.drafters import Drafter
-from speculate.verify.oracle import Oracle, ReferenceSequence
+from speculate.verify.oracle import Oracle, ReferenceSequence, token_row
 from speculate.verify.rounding import Difference, Rounding
 
 PROMPT_TOKENS: Final = 32
@@ -24,6 +33,137 @@ BEYOND_WINDOWS: Final = 10
 MAX_FILLED_WINDOW: Final = 256
 """Widest sliding window, in rows, that prompts fill twice. For wider windows only the rewind check
 goes that far: it feeds the long prefix once, the decoding checks would once per run."""
+
+Redraft = Callable[[int, int, Choose], list[int]]
+"""`redraft(position, depth, choose)` drafts after the first `position` tokens of a sequence."""
+
+Offline = Callable[[SpeculativeModel, Sequence[int]], Redraft]
+"""`offline(target, ids)` prepares a `Redraft` for one sequence."""
+
+
+@final
+@attrs.frozen
+class Drafter:
+    """A proposer under verification.
+
+    Attributes:
+        name: Its name in reports.
+        make: Makes a new proposer.
+        offline: Computes the same drafts from the sequence alone.
+    """
+
+    name: str
+    make: Callable[[], Proposer]
+    offline: Offline
+
+
+@final
+class RecordingProposer:
+    """A proposer that records the limit and the ids of every draft of another one, unless empty."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.name: str = proposer.name
+        self.drafts: list[tuple[int, mx.array]] = []
+        self._proposer = proposer
+
+    def attach(self, target: SpeculativeModel, /) -> None:
+        self._proposer.attach(target)
+
+    def begin(self, position: int, /) -> None:
+        self._proposer.begin(position)
+
+    def position(self) -> int:
+        return self._proposer.position()
+
+    def commit(self, commit: Commit, /) -> None:
+        self._proposer.commit(commit)
+
+    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+        draft = self._proposer.propose(newest, limit, choose)
+        if draft.tokens.shape[0]:
+            self.drafts.append((limit, draft.tokens))
+        return draft
+
+    def settle(self) -> None:
+        self._proposer.settle()
+
+
+def head_drafter() -> Drafter:
+    """The model's own multi-token-prediction head."""
+    return Drafter("mtp", MTPChain, _head_offline)
+
+
+def model_drafter(draft: SpeculativeModel) -> Drafter:
+    """A draft model."""
+
+    def offline(target: SpeculativeModel, ids: Sequence[int]) -> Redraft:
+        shared = min(draft.vocab_size, target.vocab_size)
+
+        def redraft(position: int, depth: int, choose: Choose) -> list[int]:
+            if ids[position - 1] >= draft.vocab_size:
+                return []
+            caches = draft.make_cache()
+            block, drafts = token_row(clamp_ids(draft, ids[:position])), list[int]()
+            while len(drafts) < depth:
+                logits = draft.forward(block, caches).logits[:, -1, :shared]
+                drafts += to_ints(choose(logits, len(drafts)).token)
+                block = token_row(drafts[-1:])
+            return drafts
+
+        return redraft
+
+    return Drafter("draft", lambda: DraftModel(draft), offline)
+
+
+def proposer_drafter(make: Callable[[], Proposer]) -> Drafter:
+    """Any proposer that `make` returns.
+
+    Each draft is recomputed by a new one that gets the sequence in one commit.
+    """
+
+    def offline(target: SpeculativeModel, ids: Sequence[int]) -> Redraft:
+        hidden = _hidden(target, ids)
+
+        def redraft(position: int, depth: int, choose: Choose) -> list[int]:
+            proposer, committed = make(), list(ids[: position - 1])
+            proposer.attach(target)
+            proposer.begin(0)
+            if committed:
+                tokens = mx.array(committed, dtype=mx.uint32)
+                proposer.commit(Commit(tokens, hidden[:, : position - 1], None, committed))
+            last = mx.array([ids[position - 1]], dtype=mx.uint32)
+            return to_ints(proposer.propose(last, depth, choose).tokens)
+
+        return redraft
+
+    return Drafter(make().name, make, offline)
+
+
+def _head_offline(target: SpeculativeModel, ids: Sequence[int]) -> Redraft:
+    """Run the head over all true rows in one batch, then chain it from the last one."""
+    head = target.head
+    if head is None:
+        raise HeadNotFoundError("the model has no multi-token-prediction head to draft with")
+    hidden = _hidden(target, ids)
+
+    def redraft(position: int, depth: int, choose: Choose) -> list[int]:
+        # Row i pairs the hidden state of token i with token i + 1.
+        state, tokens = hidden[:, : position - 1], token_row(ids[1:position])
+        caches, drafts = head.make_cache(), list[int]()
+        while len(drafts) < depth and state.shape[1]:
+            out = head.step(state, tokens, caches)
+            drafts += to_ints(choose(out.logits[:, -1], len(drafts)).token)
+            state, tokens = out.hidden[:, -1:], token_row(drafts[-1:])
+        return drafts
+
+    return redraft
+
+
+def _hidden(target: SpeculativeModel, ids: Sequence[int]) -> mx.array:
+    """Hidden states of a cold prefill, `(1, T, width)`."""
+    hidden = target.forward(token_row(ids), target.make_cache()).hidden
+    mx.eval(hidden)
+    return hidden
 
 
 @final
@@ -69,7 +209,9 @@ class VerificationTarget:
         self.oracle: Oracle = Oracle(model, stock)
         self.tokens = tokens
         self.seed = seed
-        self.window: int = _widest_window(model.make_cache())
+        made = model.make_cache()
+        sliding = [cache for cache in made if isinstance(cache, RewindableRotatingKVCache)]
+        self.window: int = max((int(cache.max_size) for cache in sliding), default=0)
         self._ids = list(ids)
         self._references: dict[Sampling, ReferenceSequence] = {}
         self._spreads: dict[tuple[int, ...], list[float]] = {}
@@ -105,18 +247,9 @@ class VerificationTarget:
     def recheck(
         self, differences: Sequence[Difference], ids: Sequence[int], first: int, position: int
     ) -> list[Difference]:
-        """Classify suspected mistakes again: see `Rounding.recheck`.
+        """Classify suspected mistakes of a sequence again: see `Rounding.recheck`.
 
-        Args:
-            differences: Differences found in one sequence.
-            ids: The sequence.
-            first: Index of the first token whose logits were compared.
-            position: Position that differences give to that token's row.
+        `first` is the index of the first token whose logits were compared, and `position` what
+        the differences call it.
         """
         return self.rounding.recheck(differences, lambda: self.spread(ids, first), position)
-
-
-def _widest_window(caches: Iterable[Rollbackable]) -> int:
-    """Rows of the widest sliding window; 0 without one."""
-    windows = [cache for cache in caches if isinstance(cache, RewindableRotatingKVCache)]
-    return max((int(cache.max_size) for cache in windows), default=0)

@@ -123,6 +123,8 @@ def test_experts_with_a_scale_of_their_own(tmp_path: Path) -> None:
     stored[f"{name}.global_scale"] = peaks
     tensors = read(tmp_path, stored)
     assert tensors.quantization[name].global_scale
+    with pytest.raises(CheckpointError, match=f"{name}: has a scale for each expert"):
+        tensors.dequantized()
     reference = cast(QwenMTPHead, build_head(model, HeadTensors(head, {}, (), (), ())))
 
     def chosen(path: str, _: nn.Module) -> dict[str, object] | bool:
@@ -135,6 +137,14 @@ def test_experts_with_a_scale_of_their_own(tmp_path: Path) -> None:
     mine, other = (parameters(cast(nn.Module, one._module)) for one in (found, reference))
     assert mine.keys() == other.keys()
     assert all(bool(mx.array_equal(mine[key], array)) for key, array in other.items())
+
+
+def test_scales_without_columns_are_refused(tmp_path: Path) -> None:
+    head = tiny.make_head()
+    packed, _ = fp8(head["fc.weight"], 32)
+    empty = mx.zeros((packed.shape[0], 0))
+    with pytest.raises(CheckpointError, match=r"fc\.weight: has scales that fit neither"):
+        read(tmp_path, {**head, "fc.weight": packed, "fc.weight_scale_inv": empty})
 
 
 def test_scales_that_are_powers_of_two(tmp_path: Path) -> None:

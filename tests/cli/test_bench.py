@@ -41,7 +41,7 @@ from speculate.cli._bench_runs import (
     settings_for,
     time_forwards,
 )
-from speculate.cli._console import json_safe
+from speculate.cli._console import as_json
 from speculate.protocols import Forward, Rollbackable, Round
 from tests.support import tiny
 from tests.support import tokenizers as words
@@ -170,7 +170,7 @@ def test_what_is_not_given_is_not_printed_and_not_drawn(
     ) in said
     draw(results, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(PNG)
-    written = json.loads(json.dumps(json_safe(attrs.asdict(results))))["workloads"]["code"]
+    written = json.loads(as_json(attrs.asdict(results)))["workloads"]["code"]
     assert written["mtp 6"]["speedup"] is None and "300%" in written["mtp 6"]["no_speedup"]
 
 

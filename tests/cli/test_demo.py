@@ -5,18 +5,19 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
-import attrs
 import pytest
 
 import speculate as sp
 from speculate.cli import demo
-from speculate.cli._models import Completion
 from speculate.cli.main import COMMANDS
 from speculate.loading import demo_prompt
+from speculate.protocols import Round
 from tests.support.command_runs import run
 
 ROOT: Final = Path(__file__).parents[2]
@@ -41,10 +42,13 @@ def test_texts_that_differ_are_said_to(
 ) -> None:
     runs = iter(range(100))
 
-    def complete(*args: object, **options: object) -> Completion:
-        return Completion([next(runs)], "text", attrs.evolve(sp.Stats(), rounds=1), 1.0)
+    def generated(
+        *args: object, observer: Callable[[Round], None], **options: object
+    ) -> list[SimpleNamespace]:
+        observer(Round(0, None, 0, 0, 0, 1, False))
+        return [SimpleNamespace(token=next(runs), text="text", generation_tps=1.0)]
 
-    monkeypatch.setattr(demo, "complete", complete)
+    monkeypatch.setattr(demo, "stream_generate", generated)
     said = run(capsys, "demo")
     assert said.status == 1
     assert "DIFFER" in said.out

@@ -121,7 +121,7 @@ def test_every_command_takes_such_a_folder(
     monkeypatch.chdir(stale)
     # What comes after the model is loaded is proved elsewhere, and takes its time.
     monkeypatch.setattr("speculate.verify.cases", lambda subject: [])
-    monkeypatch.setattr("speculate.cli._bench_runs.settings_for", leave)
+    monkeypatch.setattr("speculate.cli.bench.settings_for", leave)
     for flags in ((), ("--no-head",), ("--head", "none")):
         said = run(capsys, *command, str(stale), *flags)
         assert said.status == 0, said

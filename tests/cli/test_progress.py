@@ -7,7 +7,7 @@ import re
 import pytest
 
 from speculate.cli._bench_runs import Estimate
-from speculate.cli._console import format_duration, progress_bars, progress_stages
+from speculate.cli._console import format_duration, progress_bars
 
 
 class Clock:
@@ -21,13 +21,13 @@ class Clock:
 
 
 def test_elsewhere_a_line_for_each_stage_that_is_done(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_stages() as stage:
-        with stage("first", 2) as done:
+    with progress_bars() as shown:
+        with shown.stage("first", 2) as done:
             done()
             done()
             assert capsys.readouterr().err == ""
         assert re.fullmatch(r"first: \d+\.\d s\n", capsys.readouterr().err)
-        with pytest.raises(KeyboardInterrupt), stage("second", 2) as done:
+        with pytest.raises(KeyboardInterrupt), shown.stage("second", 2) as done:
             raise KeyboardInterrupt
     assert capsys.readouterr() == ("", "")
 
@@ -36,7 +36,7 @@ def test_elsewhere_a_line_now_and_then_in_a_stage_that_takes_long(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock, left = Clock(), [300.0]
-    with progress_stages(lambda: left[0], clock) as stage, stage("first", 20) as done:
+    with progress_bars(lambda: left[0], clock) as shown, shown.stage("first", 20) as done:
         for _ in range(20):
             clock.now += 4.0
             left[0] -= 15.0
@@ -56,15 +56,15 @@ def test_elsewhere_a_line_now_and_then_in_a_stage_that_takes_long(
 def test_elsewhere_a_line_says_what_is_done_now(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with progress_bars(clock=clock) as shown:
-        bar = shown.add("loading")
+        task = shown.add("loading")
         clock.now += 25.0
-        bar.rename("first of two", 2)
+        shown.rename(task, "first of two", 2)
         clock.now += 1.0
-        bar.advance()
+        shown.advance(task)
         clock.now += 9.0
-        bar.rename("second of two")
-        bar.advance()
-        bar.rename("done")
+        shown.rename(task, "second of two")
+        shown.advance(task)
+        shown.rename(task, "done")
     assert capsys.readouterr() == ("", "first of two: 0%\nsecond of two: 50%\n")
 
 
@@ -74,7 +74,7 @@ def test_in_a_terminal_a_bar(
     monkeypatch.setenv("FORCE_COLOR", "1")  # for a terminal, says rich
     monkeypatch.setenv("COLUMNS", "80")
     clock = Clock()
-    with progress_stages(lambda: 42.0, clock) as stage, stage("first", 4) as done:
+    with progress_bars(lambda: 42.0, clock) as shown, shown.stage("first", 4) as done:
         for _ in range(3):
             clock.now += 60.0
             done()

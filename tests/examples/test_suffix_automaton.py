@@ -10,7 +10,7 @@ import pytest
 from examples.suffix_automaton import SuffixAutomaton
 from speculate.protocols import Commit, Proposer
 from speculate.testing import ProposerTests
-from speculate.testing._proposer_harness import greedy
+from speculate.testing.proposers import greedy
 
 
 class TestSuffixAutomaton(ProposerTests):

@@ -7,7 +7,7 @@ from typing import ClassVar
 from speculate import DraftModel, MTPChain, PromptLookup, SpeculativeModel
 from speculate.protocols import Proposer
 from speculate.testing import ProposerTests, ScriptedProposer, ToyModel
-from speculate.testing._proposer_harness import repetitive
+from speculate.testing.proposers import repetitive
 from tests.support import reference as kit
 from tests.support.mtp_heads import with_head
 

@@ -16,7 +16,7 @@ from speculate import Decoder, DraftModel, Fixed, Off, Sampling, SpeculativeMode
 from speculate._mx import to_ints
 from speculate.protocols import Choice, Commit, Forward
 from speculate.sampling.options import MODES, Mode
-from speculate.verify.drafters import model_drafter
+from speculate.verify import model_drafter
 from tests.sampling.test_callables import START, TARGET, p_of_steps
 from tests.support import reference as kit
 from tests.support.exact_distributions import distribution

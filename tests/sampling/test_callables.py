@@ -15,7 +15,7 @@ from speculate.protocols import Strategy
 from speculate.sampling.acceptance import CallablePicker, SamplerCallable
 from speculate.sampling.options import Mode
 from speculate.sampling.processors import Processor
-from speculate.testing._sampler_harness import chi_square
+from speculate.testing.samplers import chi_square
 from tests.support import reference as kit
 from tests.support.drafters import COUNT, PROMPT, Case, headed, strategy_for
 from tests.support.exact_distributions import CHANCE, Floats, distribution

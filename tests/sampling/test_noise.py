@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from speculate.sampling import noise
 from speculate.sampling.noise import gumbel, hashes, key, uniform
-from speculate.testing._sampler_harness import chi_square
+from speculate.testing.samplers import chi_square
 from tests.support.exact_distributions import CHANCE
 from tests.support.table_models import number
 

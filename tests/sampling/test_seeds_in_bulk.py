@@ -12,7 +12,7 @@ import pytest
 
 from speculate import Sampling
 from speculate.sampling.noise import gumbel, key
-from speculate.testing._sampler_harness import chi_square
+from speculate.testing.samplers import chi_square
 from tests.support.batched_sampling import Drafter, Setting, decode
 from tests.support.exact_distributions import CHANCE, distribution
 from tests.support.table_models import table

@@ -8,13 +8,17 @@ import pytest
 
 from speculate import Adaptive
 from speculate.protocols import Hindsight, Outlook, Round
-from speculate.strategies.acceptance import MIN_ONSET_AFTER_COPY, MatchOnset
-from speculate.strategies.estimates import PRIOR_ACCEPTANCE, PRIOR_CORRELATION, ProposerEstimate
+from speculate.strategies.acceptance import (
+    MIN_ONSET_AFTER_COPY,
+    PRIOR_ACCEPTANCE,
+    PRIOR_CORRELATION,
+    MatchOnset,
+    ProposerEstimate,
+)
 from tests.support.simulated import FLAT, Finder, Guesser, World
 
 SEEDS: Final = range(5)
 NOTHING: Final = Outlook(0, 0)
-FLAT_TIMES: Final = [1.0, 1.05, 1.1, 1.2, 1.3, 1.4, 1.5]
 
 
 def launching(finder: Finder, seed: int) -> World:
@@ -115,7 +119,7 @@ def contender(chances: dict[int, float]) -> ProposerEstimate:
 
 def test_kinds_that_were_not_seen_are_like_those_that_were() -> None:
     def first(chances: dict[int, float], kind: int) -> float:
-        return contender(chances).at(1, FLAT_TIMES, (kind, 1)).tokens - 1.0
+        return contender(chances).survival(kind, 1)[0]
 
     assert first({8: 1.0}, 2) > 0.85 > 0.5 >= first({}, 2)
     assert first({2: 0.0}, 8) < 0.35 < 0.8 < first({}, 8)
@@ -127,7 +131,7 @@ def test_expectations_are_shared_in_part() -> None:
     made = ProposerEstimate(Guesser("draft", 0.2, 0.5))
     made.set_prior(0.2)
     expected = PRIOR_ACCEPTANCE + PRIOR_CORRELATION * (0.2 - PRIOR_ACCEPTANCE)
-    assert made.at(1, FLAT_TIMES, (0, 1)).tokens - 1.0 == pytest.approx(expected)
+    assert made.survival(0, 1)[0] == pytest.approx(expected)
     unseen, made = made.first_draft_rate, ProposerEstimate(Guesser("draft", 0.2, 0.5))
     made.observe(Round(0, "draft", 1, 1, 1, 2, False))
     before = made.first_draft_rate

@@ -11,7 +11,7 @@ import pytest
 from speculate import Adaptive
 from speculate.protocols import Costs, Round
 from speculate.strategies.adaptive import RETRY_AFTER_ROUNDS
-from speculate.strategies.cost_store import CostStore
+from speculate.strategies.round_times import CostStore
 from tests.support.simulated import FLAT, PLAIN, STEEP, Guesser, World
 
 SEEDS: Final = range(5)

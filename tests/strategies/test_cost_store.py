@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from speculate.protocols import Costs
-from speculate.strategies.cost_store import CostStore, context_bucket
+from speculate.strategies.round_times import CostStore, context_bucket
 
 COSTS: Final = Costs(700, {1: 0.021, 2: 0.0234567890123, 9: 0.05}, {"mtp": 0.002, "draft": 0.0})
 KEY: Final = "0123abcd\nmtp 99\ncpu AMD\nmlx 0.32.4"

@@ -8,13 +8,14 @@ import attrs
 import pytest
 
 from speculate.protocols import Round
+from speculate.strategies.acceptance import ProposerEstimate
 from speculate.strategies.adaptive import (
     EXPLORATION_SHARE,
     INITIAL_BALANCE_STEPS,
     MAX_BALANCE_STEPS,
+    Candidate,
     ExplorationBudget,
 )
-from speculate.strategies.estimates import Candidate, ProposerEstimate
 from tests.support.simulated import Guesser
 
 OTHER: Final = Candidate(ProposerEstimate(Guesser("draft", 0.1, 0.5)), 1, tokens=1.5, time=1.2)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculate import Sampling
-from speculate.testing._sampler_harness import chi_square
+from speculate.testing.samplers import chi_square
 
 Floats = NDArray[np.float64]
 Outcome = tuple[int, ...]

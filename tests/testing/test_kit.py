@@ -31,8 +31,8 @@ from speculate.testing import (
     assert_lossless,
 )
 from speculate.testing._model_harness import ModelHarness
-from speculate.testing._proposer_harness import near_tie
 from speculate.testing.contract import at_step, contract, require
+from speculate.testing.proposers import near_tie
 from speculate.testing.strategies import check_plan
 from speculate.testing.toy import WIDTH
 from tests.support.model_contracts import Contracts

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
-from typing import cast, final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, cast, final
 
 import mlx.core as mx
 
@@ -14,14 +14,20 @@ from speculate.sampling.acceptance import (
     BlockVerification,
     CallablePicker,
     Coupled,
-    ExactMatch,
     Greedy,
     Rejection,
     SamplerCallable,
 )
 from speculate.sampling.filters import Distribution
-from speculate.sampling.options import Sampling
+from speculate.sampling.options import Mode, Sampling
 from speculate.sampling.processors import Processor, Processors, penalties
+
+RULES: Final[Mapping[Mode, Callable[[Distribution], AcceptanceRule]]] = {
+    "coupled": Coupled,
+    "rejection": Rejection,
+    "block": BlockVerification,
+}
+"""Mode -> acceptance rule above temperature 0."""
 
 
 @final
@@ -59,7 +65,9 @@ class TokenSampler:
                 return self._verify_row_by_row(tokens, draft, logits)
             rows = [self._processed(tokens, draft, logits, row) for row in range(logits.shape[0])]
             logits = mx.concatenate(rows)
-        verified = self._rule.verify(logits, self._positions(0, logits.shape[0]), draft)
+        first = self._position + 1
+        positions = range(first, first + logits.shape[0])
+        verified = self._rule.verify(logits, positions, draft)
         return Decision(verified.accepted, verified.tokens, logits)
 
     def keep(self, tokens: mx.array, /) -> None:
@@ -73,11 +81,6 @@ class TokenSampler:
         known = tokens.shape[0] - draft.tokens.shape[0] + row
         return self._processors.apply(tokens[:known], logits[row : row + 1])
 
-    def _positions(self, row: int, count: int) -> range:
-        """Sequence positions that `count` rows from `row` on predict."""
-        first = self._position + 1 + row
-        return range(first, first + count)
-
     def _verify_row_by_row(self, tokens: mx.array, draft: Draft, logits: mx.array) -> Decision:
         """Verify drafts one by one, calling processors only for rows whose prefix is accepted.
 
@@ -89,7 +92,7 @@ class TokenSampler:
             row = len(rows)
             rows.append(self._processed(tokens, draft, logits, row))
             one = Draft(draft.tokens[row : row + 1], draft.laws[row : row + 1])
-            verified = self._rule.verify(rows[-1], self._positions(row, 1), one)
+            verified = self._rule.verify(rows[-1], [self._position + 1 + row], one)
             if cast(int, verified.accepted.item()) == 0:
                 emitted.append(verified.tokens)
                 break
@@ -132,8 +135,9 @@ class SamplerFactory:
         """
         seed: int | None = None
         if isinstance(self._sampling, Sampling) and self._sampling.temperature > 0:
-            given = self._sampling.seed
-            seed = _random_seed() if given is None else given
+            seed = self._sampling.seed
+            if seed is None:
+                seed = int.from_bytes(os.urandom(8), "big") >> 1  # 63 bits
         self._processors.reset()
         return self.sampler(seed or 0), seed
 
@@ -145,17 +149,7 @@ class SamplerFactory:
 def _acceptance_rule(sampling: Sampling | SamplerCallable, seed: int) -> AcceptanceRule:
     """The acceptance rule for one sequence."""
     if not isinstance(sampling, Sampling):
-        return ExactMatch(CallablePicker(sampling))
+        return CallablePicker(sampling)
     if sampling.temperature == 0:
-        return ExactMatch(Greedy())
-    distribution = Distribution(sampling, seed)
-    if sampling.mode == "rejection":
-        return Rejection(distribution)
-    if sampling.mode == "block":
-        return BlockVerification(distribution)
-    return ExactMatch(Coupled(distribution))
-
-
-def _random_seed() -> int:
-    """A seed of 63 bits from the operating system."""
-    return int.from_bytes(os.urandom(8), "big") >> 1
+        return Greedy()
+    return RULES[sampling.mode](Distribution(sampling, seed))

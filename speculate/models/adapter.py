@@ -8,14 +8,15 @@ from typing import Final, cast, final, get_args
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx_lm.models.base import gather_last_axis
 from mlx_lm.models.cache import make_prompt_cache
 from typing_extensions import override
 
 from speculate._mx import fingerprint
 from speculate.backends.adopt import adopt
 from speculate.backends.group import group_of
-from speculate.errors import OptionError, UnsupportedModelError
-from speculate.models.stock import DenseModel, Embedding, Linear
+from speculate.errors import OptionError
+from speculate.models.stock import DenseTrunk, Linear, TextModel
 from speculate.protocols import Forward, MTPHead, Recurrence, Rollbackable, StockModel
 from speculate.validation import validated_choice
 
@@ -170,39 +171,52 @@ class StockAdapter(ABC):
         return self.forward(inputs, self.make_cache() if cache is None else cache).logits
 
 
-def refuse_pipeline(stages: int) -> None:
-    """Refuse a model that is split over processes layer by layer.
-
-    Raises:
-        UnsupportedModelError: `stages` is more than 1.
-    """
-    if stages > 1:
-        raise UnsupportedModelError(
-            f"the model is split into {stages} pipeline stages, which is not supported; "
-            "load it whole, or shard it within its layers"
-        )
-
-
-def project(owner: object, embedding: Embedding, hidden: mx.array) -> mx.array:
+def project(text: TextModel, hidden: mx.array) -> mx.array:
     """Return the logits of post-norm hidden states, from the output matrix or the tied embedding.
 
+    The presence of an `lm_head` decides, not what the config says about tied embeddings.
+
     Args:
-        owner: The stock module that holds `lm_head`, if the model has one. Its presence decides,
-            not what the config says about tied embeddings.
-        embedding: Used as the output matrix where there is no `lm_head`.
+        text: The stock module that holds the trunk.
         hidden: `(1, T, width)`.
 
     Returns:
         `(1, T, vocabulary)`.
     """
     # A module of mlx is a dict of its parameters and submodules.
-    modules = cast(Mapping[str, Linear], owner)
-    head = modules.get("lm_head")
-    return embedding.as_linear(hidden) if head is None else head(hidden)
+    head = cast(Mapping[str, Linear], text).get("lm_head")
+    if head is None:
+        return text.model.embed_tokens.as_linear(hidden)
+    group: mx.distributed.Group | None = getattr(text, "sharding_group", None)
+    # Of a sharded matrix, each process holds a part of the rows.
+    return head(hidden) if group is None else gather_last_axis(head(hidden), group)
+
+
+class TextAdapter(StockAdapter):
+    """Base of adapters of models whose logits are `project` of the trunk's output."""
+
+    @property
+    def text(self) -> TextModel:
+        """The stock module that holds the trunk."""
+        return cast(TextModel, self._stock)
+
+    @abstractmethod
+    def run_trunk(self, tokens: mx.array, cache: Sequence[object], /) -> mx.array:
+        """Return the trunk's output `(1, T, width)` after its final norm; see `forward_stock`."""
+
+    @property
+    @override
+    def vocab_size(self) -> int:
+        return self.text.model.embed_tokens.weight.shape[0]
+
+    @override
+    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
+        hidden = self.run_trunk(tokens, cache)
+        return Forward(project(self.text, hidden), hidden)
 
 
 @final
-class DenseAdapter(StockAdapter):
+class DenseAdapter(TextAdapter):
     """Drives llama, Qwen2, Qwen3, gpt-oss and LFM2.
 
     The kinds of caches do not matter here: full attention, sliding windows and recurrent states
@@ -211,16 +225,6 @@ class DenseAdapter(StockAdapter):
     construction for such a family.
     """
 
-    @property
-    def _model(self) -> DenseModel:
-        return cast(DenseModel, self._stock)
-
-    @property
     @override
-    def vocab_size(self) -> int:
-        return self._model.model.embed_tokens.weight.shape[0]
-
-    @override
-    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
-        hidden = self._model.model(tokens, cache)
-        return Forward(project(self._stock, self._model.model.embed_tokens, hidden), hidden)
+    def run_trunk(self, tokens: mx.array, cache: Sequence[object], /) -> mx.array:
+        return cast(DenseTrunk, self.text.model)(tokens, cache)

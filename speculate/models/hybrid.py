@@ -8,6 +8,7 @@ from typing import cast
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask
 
+from speculate.errors import UnsupportedModelError
 from speculate.models.stock import DeltaT, HybridTrunk, StateSlots
 
 
@@ -27,7 +28,15 @@ def forward_hybrid(
 
     Returns:
         `(1, T, width)`, after the final norm.
+
+    Raises:
+        UnsupportedModelError: The trunk is split over processes layer by layer.
     """
+    if trunk.pipeline_size > 1:
+        raise UnsupportedModelError(
+            f"the model is split into {trunk.pipeline_size} pipeline stages, which is not "
+            "supported; load it whole, or shard it within its layers"
+        )
     h = trunk.embed_tokens(tokens)
     mask = create_attention_mask(h, cache[trunk.fa_idx])
     for layer, layer_cache in zip(trunk.layers, cache, strict=True):

@@ -14,7 +14,7 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_5, qwen3_next
-from mlx_lm.models.base import create_attention_mask, gather_last_axis
+from mlx_lm.models.base import create_attention_mask
 from typing_extensions import Protocol
 
 from speculate._mx import fingerprint
@@ -22,7 +22,7 @@ from speculate.backends.group import group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.errors import HeadMismatchError, OptionError, UnsupportedModelError
 from speculate.models.adapter import project
-from speculate.models.stock import DecoderLayer, HeadTarget, LayerArgs, ShardedTarget
+from speculate.models.stock import DecoderLayer, HeadTarget, LayerArgs
 from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
 from speculate.validation import validated_choice
 
@@ -108,10 +108,8 @@ class TrunkBinding:
 
     def __init__(self, stock: StockModel) -> None:
         known: object = stock.language_model if isinstance(stock, qwen3_5.Model) else stock
-        self._sharded: ShardedTarget | None = None
         if isinstance(known, qwen3_5.TextModel):
             self._make_layer = cast(MakeLayer, qwen3_5.DecoderLayer)
-            self._sharded = cast(ShardedTarget, known)
         elif isinstance(known, qwen3_next.Model):
             self._make_layer = cast(MakeLayer, qwen3_next.Qwen3NextDecoderLayer)
         else:
@@ -132,12 +130,7 @@ class TrunkBinding:
 
     def project(self, hidden: mx.array) -> mx.array:
         """Return logits `(1, T, vocabulary)` of post-norm hidden states `(1, T, width)`."""
-        logits = project(self._text, self._text.model.embed_tokens, hidden)
-        group = self._sharded.sharding_group if self._sharded else None
-        if group is None or "lm_head" not in cast(dict[str, object], self._text):
-            return logits
-        # Each process holds a part of the matrix's rows.
-        return gather_last_axis(logits, group)
+        return project(self._text, hidden)
 
     def dtype(self) -> mx.Dtype:
         """Return the dtype of hidden states."""

@@ -18,7 +18,7 @@ from mlx_lm.models.base import create_attention_mask
 from typing_extensions import Protocol
 
 from speculate._mx import fingerprint
-from speculate.backends.group import group_of, join
+from speculate.backends.group import CacheGroup, group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.errors import HeadMismatchError, OptionError, UnsupportedModelError
 from speculate.models.adapter import project
@@ -53,14 +53,9 @@ class HeadModule(Protocol):
 
 @final
 class _MTPModule(Module):
-    """A head: `fc` over two normed inputs, decoder layers, a final norm.
+    """A head: `fc` over two normed inputs, stock decoder layers, a final norm.
 
     Its parameters have the names on disk, without the prefix.
-
-    Args:
-        width: Width of the trunk's hidden state.
-        eps: Epsilon of all norms.
-        layers: Stock decoder layers.
     """
 
     def __init__(self, width: int, eps: float, layers: Sequence[DecoderLayer]) -> None:
@@ -99,9 +94,6 @@ class TrunkBinding:
     Modules are looked up at every use, so the head always embeds and projects with the target's
     present matrices, tied or not, however they are quantised.
 
-    Args:
-        stock: The target, as mlx-lm made it.
-
     Raises:
         UnsupportedModelError: No head is known for this family.
     """
@@ -132,8 +124,9 @@ class TrunkBinding:
         """Return logits `(1, T, vocabulary)` of post-norm hidden states `(1, T, width)`."""
         return project(self._text, hidden)
 
+    @property
     def dtype(self) -> mx.Dtype:
-        """Return the dtype of hidden states."""
+        """The dtype of hidden states."""
         return self._text.model.norm.weight.dtype
 
     def layer(self, experts: bool, intermediate: int | None) -> DecoderLayer:
@@ -175,11 +168,9 @@ def build_head(stock: StockModel, tensors: HeadWeights, *, feed: Feed = "post_no
 class QwenMTPHead:
     """Drafts with one decoder layer, or a few, on top of the trunk's last hidden state.
 
-    It embeds and projects with the trunk's own modules, so that its logits come from the matrix
-    that the target uses.
-
     Args:
-        trunk: The parts of the target that it shares.
+        trunk: The parts of the target that it shares, so that its logits come from the matrix
+            that the target uses.
         module: Its own modules.
         feed: See `build_head`.
     """
@@ -210,27 +201,11 @@ class QwenMTPHead:
                 f"step takes hidden (1, T, width) and tokens (1, T), got {hidden.shape} and "
                 f"{tokens.shape}"
             )
-        before = [layer.length() for layer in cache]
-        group = group_of(cache)
-        try:
-            if group is None:
-                return self._pass(hidden, tokens, cache)
-            with group.block(tokens) as fed:
-                return self._pass(hidden, fed, cache)
-        except BaseException:
-            _trim_to(cache, before)
-            raise
-
-    def _pass(self, hidden: mx.array, tokens: mx.array, cache: Sequence[object]) -> Forward:
-        raw, normed = self._module(self._trunk.embed(tokens), hidden, cache)
-        logits = self._trunk.project(normed)
+        group = group_of(cache) or CacheGroup(cache)
+        with group.block(tokens) as fed:
+            raw, normed = self._module(self._trunk.embed(fed), hidden, cache)
+            logits = self._trunk.project(normed)
         return Forward(logits, normed if self._feed == "post_norm" else raw)
-
-
-def _trim_to(cache: Sequence[Rollbackable], before: Sequence[int]) -> None:
-    for layer, length in zip(cache, before, strict=True):
-        if layer.length() > length:
-            layer.trim(layer.length() - length)
 
 
 class Packing(Protocol):
@@ -264,39 +239,10 @@ def build_module(trunk: TrunkBinding, head: HeadWeights) -> HeadModule:
     """
     with _keeping_random_state():
         module = _blank(trunk, head.weights)
-        check_shapes(dict(_parameters(module)), head)
+        _check_shapes(module, head)
         _quantize(module, head.quantization)
-    _fill(module, _in_dtype(head.weights, trunk.dtype()))
+    _fill(module, head.weights, trunk.dtype)
     return module
-
-
-def check_shapes(blank: Mapping[str, mx.array], head: HeadWeights) -> None:
-    """Compare a head's tensors with the unquantised parameters of a blank module.
-
-    Raises:
-        HeadMismatchError: See `build_module`.
-    """
-    expected = {name: _expected(name, like, head) for name, like in blank.items()}
-    for name in head.weights:
-        module, _, part = name.rpartition(".")
-        if part in PACKED_PARTS and module in head.quantization:
-            continue
-        if name not in expected:
-            raise HeadMismatchError(f"mtp.{name}: the model's layers have no such tensor")
-    for name, shape in expected.items():
-        found = head.weights.get(name)
-        if found is None:
-            raise HeadMismatchError(f"mtp.{name}: is missing, expected shape {shape}")
-        if found.shape != shape:
-            raise HeadMismatchError(f"mtp.{name}: has shape {found.shape}, the model needs {shape}")
-
-
-def _expected(name: str, like: mx.array, head: HeadWeights) -> tuple[int, ...]:
-    module, _, part = name.rpartition(".")
-    packing = head.quantization.get(module)
-    if packing is None or part != "weight":
-        return like.shape
-    return (*like.shape[:-1], like.shape[-1] * packing.bits // 32)
 
 
 def _blank(trunk: TrunkBinding, weights: Mapping[str, mx.array]) -> _MTPModule:
@@ -310,7 +256,32 @@ def _blank(trunk: TrunkBinding, weights: Mapping[str, mx.array]) -> _MTPModule:
     return _MTPModule(trunk.args.hidden_size, trunk.args.rms_norm_eps, layers)
 
 
-def _quantize(module: _MTPModule, quantization: Mapping[str, Packing]) -> None:
+def _check_shapes(blank: Module, head: HeadWeights) -> None:
+    """Compare a head's tensors with the parameters of a blank module that is not quantised."""
+    parameters = cast(list[tuple[str, mx.array]], tree_flatten(blank.parameters()))
+    expected = {name: _expected_shape(name, like, head) for name, like in parameters}
+    for name in head.weights:
+        module, _, part = name.rpartition(".")
+        packed = part in PACKED_PARTS and module in head.quantization
+        if name not in expected and not packed:
+            raise HeadMismatchError(f"mtp.{name}: the model's layers have no such tensor")
+    for name, shape in expected.items():
+        found = head.weights.get(name)
+        if found is None:
+            raise HeadMismatchError(f"mtp.{name}: is missing, expected shape {shape}")
+        if found.shape != shape:
+            raise HeadMismatchError(f"mtp.{name}: has shape {found.shape}, the model needs {shape}")
+
+
+def _expected_shape(name: str, like: mx.array, head: HeadWeights) -> tuple[int, ...]:
+    module, _, part = name.rpartition(".")
+    packing = head.quantization.get(module)
+    if packing is None or part != "weight":
+        return like.shape
+    return (*like.shape[:-1], like.shape[-1] * packing.bits // 32)
+
+
+def _quantize(module: Module, quantization: Mapping[str, Packing]) -> None:
     """Replace modules by quantised ones. Their placeholder weights are never computed."""
 
     def choice(path: str, _: Module) -> dict[str, object] | bool:
@@ -323,36 +294,24 @@ def _quantize(module: _MTPModule, quantization: Mapping[str, Packing]) -> None:
     quantize(module, class_predicate=choice)
 
 
-def _fill(module: Module, weights: Mapping[str, mx.array]) -> None:
-    module.load_weights(list(weights.items()))
+def _fill(module: Module, weights: Mapping[str, mx.array], dtype: mx.Dtype) -> None:
+    """Load weights; floats in the trunk's dtype, or one float32 norm would spread float32."""
+
+    def converted(name: str, weight: mx.array) -> mx.array:
+        keep = name.endswith(".global_scale") or not mx.issubdtype(weight.dtype, mx.floating)
+        return weight if keep else weight.astype(dtype)
+
+    module.load_weights([(name, converted(name, weight)) for name, weight in weights.items()])
     module.eval()
     mx.eval(module.parameters())
-
-
-def _in_dtype(weights: Mapping[str, mx.array], dtype: mx.Dtype) -> dict[str, mx.array]:
-    """Cast floats to the trunk's dtype: one float32 norm would make all later results float32."""
-
-    def convert(name: str, array: mx.array) -> mx.array:
-        keep = name.endswith(".global_scale") or not mx.issubdtype(array.dtype, mx.floating)
-        return array if keep else array.astype(dtype)
-
-    return {name: convert(name, array) for name, array in weights.items()}
-
-
-def _parameters(module: Module) -> list[tuple[str, mx.array]]:
-    return cast(list[tuple[str, mx.array]], tree_flatten(module.parameters()))
 
 
 @contextmanager
 def _keeping_random_state() -> Iterator[None]:
     """Keep the random state: stock layers draw initial weights, and must not change later draws."""
-    before = mx.array(_random_state())
+    state = cast(Sequence[mx.array], mx.random.state)
+    before = mx.array(state[0])
     try:
         yield
     finally:
-        _random_state()[:] = before
-
-
-def _random_state() -> mx.array:
-    """Return the key of this thread's generator, which can be written to."""
-    return cast(Sequence[mx.array], mx.random.state)[0]
+        state[0][:] = before

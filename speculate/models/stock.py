@@ -5,7 +5,7 @@ Adapters cast stock modules to them. These are declarations for the type checker
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import mlx.core as mx
@@ -15,10 +15,14 @@ DeltaT = TypeVar("DeltaT")
 """The family's class of recurrent layers."""
 
 
-class Linear(Protocol):
-    """A matrix, quantised or not, or an MLP."""
+Linear = Callable[[mx.array], mx.array]
+"""A matrix, quantised or not, or an MLP."""
 
-    def __call__(self, x: mx.array, /) -> mx.array: ...
+GatedNorm = Callable[[mx.array, mx.array], mx.array]
+"""An RMS norm with an output gate."""
+
+Attention = Callable[[mx.array, mx.array | str | None, object], mx.array]
+"""An attention layer without its norm and residual: hidden states, mask and cache."""
 
 
 class Norm(Protocol):
@@ -29,12 +33,6 @@ class Norm(Protocol):
     def __call__(self, x: mx.array, /) -> mx.array: ...
 
 
-class GatedNorm(Protocol):
-    """An RMS norm with an output gate."""
-
-    def __call__(self, x: mx.array, gate: mx.array, /) -> mx.array: ...
-
-
 class Embedding(Protocol):
     """An embedding, quantised or not."""
 
@@ -42,12 +40,6 @@ class Embedding(Protocol):
 
     def __call__(self, tokens: mx.array, /) -> mx.array: ...
     def as_linear(self, x: mx.array, /) -> mx.array: ...
-
-
-class AttentionModule(Protocol):
-    """An attention layer without its norm and residual."""
-
-    def __call__(self, x: mx.array, mask: mx.array | str | None, cache: object, /) -> mx.array: ...
 
 
 class DecoderLayer(Protocol):
@@ -131,7 +123,7 @@ class HybridLayer(Protocol[DeltaT]):
 
     is_linear: bool
     linear_attn: DeltaT
-    self_attn: AttentionModule
+    self_attn: Attention
     input_layernorm: Norm
     post_attention_layernorm: Norm
     mlp: Linear

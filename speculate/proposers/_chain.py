@@ -8,6 +8,8 @@ from typing import Final, final
 import mlx.core as mx
 
 from speculate._mx import arrays_of
+from speculate.backends.group import CacheGroup, group_of
+from speculate.errors import SpeculateError
 from speculate.protocols import Choice, Choose, Draft, Rollbackable
 
 PROMPT_TOKENS: Final = 64
@@ -31,45 +33,36 @@ That forward computes logits for each of them, and records what is needed to rol
 
 
 @final
-class Backlog:
-    """Committed tokens that the proposer has not fed to its model yet.
+class Backlog(list[int]):
+    """Committed tokens, in order, that the proposer has not fed to its model yet.
 
     They are kept on the host: an array would have to be evaluated early, because the next step
     may run in another thread, where the streams of this one are unknown.
-
-    Attributes:
-        ids: The tokens, in order.
     """
 
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-
-    def add(self, ids: Sequence[int]) -> None:
-        """Append tokens."""
-        self.ids += ids
-
-    def tokens(self) -> mx.array:
-        """All tokens, `(n,)` uint32."""
-        return mx.array(self.ids, dtype=mx.uint32)
-
-    def first(self) -> mx.array:
-        """The first tokens, as many as one forward takes, `(n,)` uint32."""
-        return mx.array(self.ids[:FLUSH_CHUNK], dtype=mx.uint32)
+    def tokens(self, most: int | None = None) -> mx.array:
+        """All tokens, or the first `most`, `(n,)` uint32."""
+        return mx.array(self[:most], dtype=mx.uint32)
 
     def before(self, token: mx.array) -> mx.array:
         """All tokens followed by `token` `(1,)`."""
-        return mx.concatenate([self.tokens(), token]) if self.ids else token
+        return mx.concatenate([self.tokens(), token]) if self else token
 
     def should_flush(self, committed: int) -> bool:
         """Whether to feed all tokens now, after a commit of `committed` tokens."""
-        return committed >= PROMPT_TOKENS or len(self.ids) >= MAX_BACKLOG
+        return committed >= PROMPT_TOKENS or len(self) >= MAX_BACKLOG
 
     def own_batch(self) -> int:
-        """Number of tokens to feed in a batch of their own before the next draft; or 0.
+        """Tokens to feed in a batch of their own before the next draft; see `CatchesUp.behind`."""
+        return len(self) if len(self) > MAX_SHARED_BACKLOG else 0
 
-        See `CatchesUp.behind`.
-        """
-        return len(self.ids) if len(self.ids) > MAX_SHARED_BACKLOG else 0
+
+def required_group(cache: Sequence[Rollbackable], whose: str) -> CacheGroup:
+    """The group of caches that `make_cache` returned, or an error."""
+    group = group_of(cache)
+    if group is None:
+        raise SpeculateError(f"{whose} make_cache returned caches without a group")
+    return group
 
 
 def draft_chain(

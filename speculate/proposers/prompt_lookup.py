@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -39,25 +40,22 @@ class Match:
 
 @final
 class NGramIndex:
-    """A sequence, and for each of its n-grams the position after the last occurrence.
+    """A sequence, `ids`, and for each of its n-grams the position after the last occurrence.
 
     An n-gram is added together with the token that follows it, so the end of the sequence is
     not among the occurrences, and every occurrence has a continuation. A token adds one entry
     per n-gram length, however long the sequence is.
 
     Args:
-        shortest: Length of the shortest n-grams, in tokens.
-        longest: Length of the longest n-grams, in tokens.
+        shortest: Tokens of the shortest n-grams.
+        longest: Tokens of the longest n-grams.
         window: Tokens at the end of the sequence that must contain an occurrence; `None` for
             the whole sequence.
-
-    Attributes:
-        ids: The sequence.
     """
 
     def __init__(self, shortest: int, longest: int, window: int | None) -> None:
         self._lengths = range(longest, shortest - 1, -1)
-        self._window = window
+        self._window = math.inf if window is None else window
         self.clear()
 
     def clear(self) -> None:
@@ -91,15 +89,12 @@ class NGramIndex:
             # The n-gram that `last_token` itself follows is not in the index yet.
             if last_token is not None and not (ending ^ self._ending) & mask:
                 position = end - 1
-            if position is not None and self._in_window(end - position + length):
+            if position is not None and end - position + length <= self._window:
                 return Match(length, end - position)
         return None
 
     def _ending_with(self, token: int) -> int:
         return (self._ending << ID_BITS | token) & self._widest
-
-    def _in_window(self, reach: int) -> bool:
-        return self._window is None or reach <= self._window
 
 
 @final
@@ -153,12 +148,7 @@ class DraftScorer:
 @final
 @attrs.frozen
 class CopyRun:
-    """Consecutive positions with a match at the same distance.
-
-    Attributes:
-        distance: Distance of the matches, in tokens; 0 without a match.
-        length: Number of positions.
-    """
+    """`length` consecutive positions with a match at the same `distance`; 0 without a match."""
 
     distance: int = 0
     length: int = 0
@@ -246,7 +236,8 @@ class PromptLookup:
         if commit.verdict is None and len(commit.ids) > 1:
             self._index_prompt(commit.ids)
         else:
-            self._index_output(commit.ids)
+            for token in commit.ids:
+                self._index_output(token)
         self._last_token = commit.newest
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
@@ -280,17 +271,15 @@ class PromptLookup:
         for token in ids:
             self._index.append(token)
 
-    def _index_output(self, ids: Sequence[int]) -> None:
-        """Add generated tokens, and score the drafts that would have been made of them."""
-        index = self._index
-        for token in ids:
-            self._scorer.observe(index.ids, token)
-            index.append(token)
-            match = index.find()
-            self._copy_run = self._copy_run.after(match)
-            if match is not None:
-                kind = self._kind(match, self._copy_run)
-                self._scorer.open(kind, match.distance, len(index.ids))
+    def _index_output(self, token: int) -> None:
+        """Add a generated token, and score the drafts that would have been made of it."""
+        self._scorer.observe(self._index.ids, token)
+        self._index.append(token)
+        match = self._index.find()
+        self._copy_run = self._copy_run.after(match)
+        if match is not None:
+            kind = self._kind(match, self._copy_run)
+            self._scorer.open(kind, match.distance, len(self._index.ids))
 
     def _kind(self, match: Match, run: CopyRun) -> int:
         """The length of the match, plus one if the copy was right for `max_ngram` tokens.

@@ -144,7 +144,13 @@ class StockAdapter(ABC):
             raise OptionError(f"forward takes an mx.array (1, T), got a {type(tokens).__name__}")
         if tokens.ndim != 2 or tokens.shape[0] != 1 or tokens.shape[1] < 1:
             raise OptionError(f"forward takes tokens of shape (1, T), T >= 1, got {tokens.shape}")
-        self._check_count(cache)
+        if self._cache_count is None:
+            self._cache_count = len(self.make_cache())
+        if len(cache) != self._cache_count:
+            raise OptionError(
+                f"forward got {len(cache)} caches, and this model has {self._cache_count}: they "
+                "are another model's, or two models' in one list"
+            )
         group = group_of(cache)
         if group is None:
             return self.forward_stock(tokens, cache)
@@ -156,15 +162,6 @@ class StockAdapter(ABC):
             out = self.forward_stock(fed, cache)
         extra = fed.shape[1] - tokens.shape[1]
         return Forward(out.logits[:, extra:], out.hidden[:, extra:]) if extra else out
-
-    def _check_count(self, cache: Sequence[object]) -> None:
-        if self._cache_count is None:
-            self._cache_count = len(self.make_cache())
-        if len(cache) != self._cache_count:
-            raise OptionError(
-                f"forward got {len(cache)} caches, and this model has {self._cache_count}: they "
-                "are another model's, or two models' in one list"
-            )
 
     def __call__(self, inputs: mx.array, cache: Sequence[object] | None = None) -> mx.array:
         """Return logits `(1, T, vocabulary)`, so that loops written for mlx-lm can call this."""

@@ -22,10 +22,9 @@ from speculate.protocols import Deferred, DefersRollback, Entries, Recurrence
 MAX_FUSED_TOKENS: Final = 16
 """Most tokens that are replayed at the start of a block.
 
-Accepted tokens add up while blocks are rejected one after another. Above this many tokens the
-state is computed separately, which costs a launch and reads and writes a whole state. If that
-costs as much as `c` rows and each rejection leaves `m` tokens, fusing up to `sqrt(2 m c)`
-tokens is cheapest: 16 for two tokens and a state as large as 64 rows.
+Accepted tokens add up while blocks are rejected one after another. Above this many the state is
+computed by a launch of its own. If that costs as much as `c` rows and each rejection leaves `m`
+tokens, fusing up to `sqrt(2 m c)` is cheapest: 16 for two tokens and a state as large as 64 rows.
 """
 
 
@@ -34,7 +33,7 @@ class Inputs:
     """The inputs of the recurrence for `T` tokens.
 
     Attributes:
-        qkv: `(1, T, queries, keys and values)`, before or after the convolution.
+        qkv: `(1, T, width)`: queries, keys and values, before or after the convolution.
         a: `(1, T, value heads)`, the decay before its activation.
         b: `(1, T, value heads)`, the write strength before its activation.
     """
@@ -45,11 +44,10 @@ class Inputs:
 
     @property
     def count(self) -> int:
-        """Number of tokens, `T`."""
+        """`T`."""
         return self.a.shape[1]
 
     def first(self, count: int) -> Inputs:
-        """Return the inputs of the first `count` tokens."""
         return Inputs(self.qkv[:, :count], self.a[:, :count], self.b[:, :count])
 
     def then(self, more: Inputs) -> Inputs:
@@ -141,12 +139,7 @@ def run_steps(
 class FusedReplay(BlockStates):
     """The inputs of a run and its initial state, so that its first tokens can be run again.
 
-    Attributes:
-        layer: The layer.
-        before: The initial state.
-        inputs: All tokens of the run, those fused from earlier blocks first.
-        fused: Number of tokens from earlier blocks.
-        kernel: Whether the run may use mlx-lm's kernel.
+    The first `fused` of the inputs are tokens of earlier blocks.
     """
 
     layer: GatedDeltaLayer
@@ -186,7 +179,7 @@ class BlockRecord:
     """What a layer records of a block of `T` tokens, to roll back into it.
 
     Attributes:
-        conv_input: `(1, taps + T, conv_dim)`: the last rows before the block, and its own.
+        conv_input: `(1, taps + T, width)`: the last rows before the block, and its own.
         taps: Rows before a token that its convolution reads.
         states: The recurrent states inside the block.
     """

@@ -40,9 +40,13 @@ class Backlog(list[int]):
     may run in another thread, where the streams of this one are unknown.
     """
 
-    def tokens(self, most: int | None = None) -> mx.array:
-        """All tokens, or the first `most`, `(n,)` uint32."""
-        return mx.array(self[:most], dtype=mx.uint32)
+    def tokens(self) -> mx.array:
+        """All tokens, `(n,)` uint32."""
+        return mx.array(self, dtype=mx.uint32)
+
+    def split(self) -> tuple[Backlog, Backlog]:
+        """The first tokens, as many as one forward takes, and the others."""
+        return Backlog(self[:FLUSH_CHUNK]), Backlog(self[FLUSH_CHUNK:])
 
     def before(self, token: mx.array) -> mx.array:
         """All tokens followed by `token` `(1,)`."""

@@ -10,7 +10,7 @@ import mlx.core as mx
 from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup
 from speculate.errors import CannotRewindError, OptionError, VocabularyMismatchError
-from speculate.proposers._chain import FLUSH_CHUNK, Backlog, draft_chain, required_group
+from speculate.proposers._chain import Backlog, draft_chain, required_group
 from speculate.protocols import (
     Choose,
     Commit,
@@ -244,11 +244,10 @@ class DraftModel:
         """Feed the backlog without recording, because committed tokens are not rolled back."""
         while self._backlog:
             held, backlog = self._held(), self._backlog
-            tokens = backlog.tokens(FLUSH_CHUNK)
-            self._backlog = Backlog(backlog[FLUSH_CHUNK:])
+            first, self._backlog = backlog.split()
             self._group.stop()
             try:
-                self._draft.forward(tokens[None], self._cache)
+                self._draft.forward(first.tokens()[None], self._cache)
             except BaseException:
                 if self._held() == held:
                     self._backlog = backlog

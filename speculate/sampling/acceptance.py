@@ -35,12 +35,7 @@ SamplerCallable = Callable[[mx.array], mx.array]
 
 @attrs.frozen(eq=False)
 class Verification:
-    """The outcome of verifying a draft.
-
-    Attributes:
-        accepted: `()` int32, the number of accepted drafts.
-        tokens: `(rows,)` ids, the bonus token for each possible number of accepted drafts.
-    """
+    """The outcome of verifying a draft: the `accepted` and `tokens` of a `Decision`."""
 
     accepted: mx.array
     tokens: mx.array
@@ -170,15 +165,14 @@ class _SpeculativeSampling(ABC):
     def _verify(
         self, p: mx.array, q: mx.array, tokens: mx.array, coins: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """Verify `k` drafts, at least 1.
+        """Verify `k` drafts `tokens`, at least 1, with a uniform coin each.
 
         Args:
             p: `(rows, vocabulary)`, the target's probabilities.
-            q: `(k, vocabulary)`, the probabilities that each draft was drawn with. A row of
-                zeros marks a draft without a valid distribution: it and all later drafts must
-                be rejected, and the token in its place has distribution p.
-            tokens: `(k,)` drafts.
-            coins: `(k,)`, uniform.
+            q: `(k, vocabulary)`, from `draft_probabilities`. A draft whose row is zero and all
+                later ones must be rejected, and the token in its place has distribution p.
+            tokens: `(k,)`.
+            coins: `(k,)`.
 
         Returns:
             The number of accepted drafts, `()` int32, and the weights `(k, vocabulary)` of the
@@ -249,9 +243,8 @@ def draft_probabilities(draft: Draft, width: int) -> mx.array:
     """Probabilities that the drafts were drawn with, `(k, width)` float32.
 
     A draft that was not drawn at random has probability 1. The row of a draft without a valid
-    distribution is 0: its log-probabilities are not finite, do not sum to 1 or rule out the
-    draft itself, so that the true distribution is unknown. Such a draft is always rejected,
-    which makes the target's own distribution the exact one for the token in its place.
+    distribution (see `Draft`) is 0, since the true one is unknown. Such a draft is always
+    rejected, so that the target's own distribution is exact for the token in its place.
     """
     tokens = draft.tokens
     rows = [

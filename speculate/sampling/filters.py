@@ -31,13 +31,7 @@ def top_p(logprobs: mx.array, p: float) -> mx.array:
 
 
 def min_p(logprobs: mx.array, p: float, keep: int) -> mx.array:
-    """Keep tokens that are at least `p` times as likely as the most likely one.
-
-    Args:
-        logprobs: `(rows, vocabulary)`.
-        p: Above 0, at most 1.
-        keep: Number of most likely tokens to keep in any case.
-    """
+    """Keep the `keep` most likely tokens, and those at least `p` times as likely as the first."""
     threshold = logprobs.max(axis=-1, keepdims=True) + math.log(p)
     if keep > 1:
         threshold = mx.minimum(threshold, _nth_largest(logprobs, keep))
@@ -64,7 +58,7 @@ def xtc(
     Args:
         logprobs: `(rows, vocabulary)`; `-inf` for tokens removed by earlier filters.
         coins: `(rows, 1)`, uniform; rows whose coin is at most `probability` lose tokens.
-        probability: Probability that a row loses tokens.
+        probability: See `coins`.
         threshold: Probability above which a token is a top choice.
         spare: Ids that are never removed.
     """
@@ -89,12 +83,7 @@ def _below(logprobs: mx.array, threshold: mx.array) -> mx.array:
 @final
 @attrs.frozen
 class Distribution:
-    """The distribution that the tokens of one sequence are drawn from.
-
-    Attributes:
-        options: Filters and temperature; the temperature is above 0.
-        seed: Seed of the sequence.
-    """
+    """The distribution that the tokens of one sequence are drawn from, at a temperature above 0."""
 
     options: Sampling
     seed: int

@@ -86,11 +86,7 @@ class ForkableProcessor(Protocol):
 
 @final
 class Processors:
-    """A chain of processors: the options' own first, then the caller's.
-
-    Args:
-        own: Stateless functions, which may be called for any row.
-        given: The caller's processors.
+    """A chain of processors: the options' `own`, then those `given` by the caller.
 
     Raises:
         OptionError: A processor is an object that may keep state and has no `fork()`.
@@ -113,10 +109,7 @@ class Processors:
         return all(_is_function(p) and p.__module__ in STATELESS_MODULES for p in self._chain)
 
     def reset(self) -> None:
-        """Start a sequence with the state that the processors were passed in with.
-
-        The first sequence uses the caller's own objects, later ones use copies.
-        """
+        """Start a sequence: the first one with the caller's own objects, others with copies."""
         if self._used:
             self._chain = [_forked(processor) for processor in self._fresh]
         self._used = True

@@ -32,12 +32,7 @@ RULES: Final[Mapping[Mode, Callable[[Distribution], AcceptanceRule]]] = {
 
 @final
 class TokenSampler:
-    """Chooses the tokens of one sequence.
-
-    Args:
-        rule: Verifies drafts and draws tokens.
-        processors: Applied to the target's logits before the rule.
-    """
+    """Chooses the tokens of one sequence: applies processors, then a rule, to target logits."""
 
     def __init__(self, rule: AcceptanceRule, processors: Processors) -> None:
         self._rule = rule
@@ -112,10 +107,6 @@ class TokenSampler:
 class SamplerFactory:
     """Makes a sampler for each sequence of a decoder.
 
-    Args:
-        sampling: Options, or an mlx-lm sampler.
-        processors: The caller's logits processors.
-
     Raises:
         OptionError: A processor may keep state and has no `fork()`.
     """
@@ -128,10 +119,9 @@ class SamplerFactory:
         self._processors = Processors(own, processors)
 
     def begin_sequence(self) -> tuple[Sampler, int | None]:
-        """A sampler for one sequence, and the seed that reproduces it.
+        """A sampler for one sequence, and the seed that reproduces it, drawn if none is given.
 
-        Without a seed in the options, one is drawn. It is `None` for greedy decoding and for
-        an mlx-lm sampler.
+        The seed is `None` for greedy decoding and for an mlx-lm sampler.
         """
         seed: int | None = None
         if isinstance(self._sampling, Sampling) and self._sampling.temperature > 0:

@@ -48,7 +48,16 @@ class HeadModule(Protocol):
     def __call__(
         self, embedded: mx.array, hidden: mx.array, cache: Sequence[object], /
     ) -> tuple[mx.array, mx.array]:
-        """See `_MTPModule`."""
+        """Run the head over `T` rows.
+
+        Args:
+            embedded: `(1, T, width)`, embeddings of the tokens.
+            hidden: `(1, T, width)`, hidden states of the tokens one position before.
+            cache: One entry a layer; advanced by `T` rows.
+
+        Returns:
+            The last layer's output before and after the final norm, `(1, T, width)` each.
+        """
 
 
 @final
@@ -69,16 +78,6 @@ class _MTPModule(Module):
     def __call__(
         self, embedded: mx.array, hidden: mx.array, cache: Sequence[object]
     ) -> tuple[mx.array, mx.array]:
-        """Run the head over `T` rows.
-
-        Args:
-            embedded: `(1, T, width)`, embeddings of the tokens.
-            hidden: `(1, T, width)`, hidden states of the tokens one position before.
-            cache: One entry a layer; advanced by `T` rows.
-
-        Returns:
-            The last layer's output before and after the final norm, `(1, T, width)` each.
-        """
         pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         x: mx.array = self.fc(mx.concatenate(pair, axis=-1))
         mask: mx.array | str | None = create_attention_mask(x, cache[0])
@@ -89,7 +88,7 @@ class _MTPModule(Module):
 
 @final
 class TrunkBinding:
-    """The parts of a stock model that its head shares. Holds no array of its own.
+    """What a head shares with a stock model, `text`. Holds no array of its own.
 
     Modules are looked up at every use, so the head always embeds and projects with the target's
     present matrices, tied or not, however they are quantised.
@@ -109,25 +108,7 @@ class TrunkBinding:
                 f"no multi-token-prediction head is known for {type(stock).__module__}; there "
                 "are heads for qwen3_5, qwen3_5_moe and qwen3_next"
             )
-        self._text = cast(HeadTarget, known)
-
-    @property
-    def args(self) -> LayerArgs:
-        """The family's arguments."""
-        return self._text.args
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        """Return embeddings `(1, T, width)` of tokens `(1, T)`."""
-        return self._text.model.embed_tokens(tokens)
-
-    def project(self, hidden: mx.array) -> mx.array:
-        """Return logits `(1, T, vocabulary)` of post-norm hidden states `(1, T, width)`."""
-        return project(self._text, hidden)
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """The dtype of hidden states."""
-        return self._text.model.norm.weight.dtype
+        self.text = cast(HeadTarget, known)
 
     def layer(self, experts: bool, intermediate: int | None) -> DecoderLayer:
         """Make a decoder layer like the trunk's, with full attention and placeholder weights.
@@ -136,12 +117,12 @@ class TrunkBinding:
             experts: Whether its MLP is a mixture of experts.
             intermediate: Width of a dense MLP; read only if the trunk itself has experts.
         """
-        args = copy.copy(self.args)
+        args = copy.copy(self.text.args)
         args.full_attention_interval = 1
         args.decoder_sparse_step, args.mlp_only_layers = 1, []
         if not experts:
             args.num_experts = 0
-            if self.args.num_experts and intermediate:
+            if self.text.args.num_experts and intermediate:
                 args.intermediate_size = intermediate
         return self._make_layer(args, 0)
 
@@ -169,8 +150,7 @@ class QwenMTPHead:
     """Drafts with one decoder layer, or a few, on top of the trunk's last hidden state.
 
     Args:
-        trunk: The parts of the target that it shares, so that its logits come from the matrix
-            that the target uses.
+        trunk: What it shares with the target.
         module: Its own modules.
         feed: See `build_head`.
     """
@@ -201,10 +181,10 @@ class QwenMTPHead:
                 f"step takes hidden (1, T, width) and tokens (1, T), got {hidden.shape} and "
                 f"{tokens.shape}"
             )
-        group = group_of(cache) or CacheGroup(cache)
+        text, group = self._trunk.text, group_of(cache) or CacheGroup(cache)
         with group.block(tokens) as fed:
-            raw, normed = self._module(self._trunk.embed(fed), hidden, cache)
-            logits = self._trunk.project(normed)
+            raw, normed = self._module(text.model.embed_tokens(fed), hidden, cache)
+            logits = project(text, normed)
         return Forward(logits, normed if self._feed == "post_norm" else raw)
 
 
@@ -241,7 +221,7 @@ def build_module(trunk: TrunkBinding, head: HeadWeights) -> HeadModule:
         module = _blank(trunk, head.weights)
         _check_shapes(module, head)
         _quantize(module, head.quantization)
-    _fill(module, head.weights, trunk.dtype)
+    _fill(module, head.weights, trunk.text.model.norm.weight.dtype)
     return module
 
 
@@ -253,7 +233,7 @@ def _blank(trunk: TrunkBinding, weights: Mapping[str, mx.array]) -> _MTPModule:
         dense = weights.get(f"{mlp}.gate_proj.weight")
         experts = any(name.startswith(f"{mlp}.switch_mlp.") for name in weights)
         layers.append(trunk.layer(experts, None if dense is None else dense.shape[0]))
-    return _MTPModule(trunk.args.hidden_size, trunk.args.rms_norm_eps, layers)
+    return _MTPModule(trunk.text.args.hidden_size, trunk.text.args.rms_norm_eps, layers)
 
 
 def _check_shapes(blank: Module, head: HeadWeights) -> None:

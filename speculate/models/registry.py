@@ -48,9 +48,6 @@ BUILT_IN: Final[Mapping[str, AdapterFactory]] = {
 }
 """Module of mlx-lm -> adapter of its models. The tests compare each with the stock model."""
 
-STOCK_MODULES: Final = "mlx_lm.models"
-"""Package whose modules define mlx-lm's architectures."""
-
 
 def supported() -> list[str]:
     """Return the names of the architectures that have an adapter."""
@@ -102,7 +99,7 @@ def factory_for(model_class: type[object]) -> AdapterFactory:
 def is_built_in(factory: AdapterFactory, model_class: type[object]) -> bool:
     """Return whether `factory` is the table's for a class that mlx-lm itself defines."""
     package, _, architecture = model_class.__module__.rpartition(".")
-    return package == STOCK_MODULES and factory is BUILT_IN.get(architecture)
+    return package == "mlx_lm.models" and factory is BUILT_IN.get(architecture)
 
 
 def _load(entry: EntryPoint) -> AdapterFactory:

@@ -68,9 +68,6 @@ class DenseTrunk(Trunk, Protocol):
     def __call__(self, inputs: mx.array, cache: Sequence[object], /) -> mx.array: ...
 
 
-# Families with Gated DeltaNet layers.
-
-
 class StateSlots(Protocol):
     """A state cache: slot 0 for the conv window, slot 1 for the recurrent state."""
 
@@ -148,9 +145,6 @@ class Qwen35Model(Protocol):
     """Qwen3.5's model class: the language model, without the multimodal wrapper, is in it."""
 
     language_model: HybridModel[SplitProjections]
-
-
-# Families that have multi-token-prediction heads.
 
 
 class LayerArgs(Protocol):

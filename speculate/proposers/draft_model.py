@@ -114,15 +114,14 @@ class DraftModel:
         self._backlog = Backlog()
         self._in_flight = 0  # forwards of the draft in flight
         self._restore_prefill: list[Callable[[], None]] = []
-        started_empty = cache is not None and not any(layer.length() for layer in cache)
-        self._restore_empty = [layer.checkpoint() for layer in cache or ()] if started_empty else []
+        empty = not any(layer.length() for layer in cache or ())
+        self._restore_empty = [layer.checkpoint() for layer in cache or () if empty]
         # A model that cannot be rewound is refused here and not in the middle of a sequence.
         self._use(draft.make_cache() if cache is None else cache)
 
     def __repr__(self) -> str:
-        return (
-            f"<DraftModel '{self._name}': {type(self._draft).__name__}, position {self._position}>"
-        )
+        kind = type(self._draft).__name__
+        return f"<DraftModel '{self._name}': {kind}, position {self._position}>"
 
     @property
     def name(self) -> str:

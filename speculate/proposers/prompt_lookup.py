@@ -54,15 +54,10 @@ class NGramIndex:
     """
 
     def __init__(self, shortest: int, longest: int, window: int | None) -> None:
-        self._lengths = range(longest, shortest - 1, -1)
-        self._window = math.inf if window is None else window
-        self.clear()
-
-    def clear(self) -> None:
-        """Start an empty sequence."""
         self.ids: array[int] = array("I")
+        self._window = math.inf if window is None else window
         self._tables: list[tuple[int, int, dict[int, int]]] = [
-            (length, (1 << ID_BITS * length) - 1, {}) for length in self._lengths
+            (length, (1 << ID_BITS * length) - 1, {}) for length in range(longest, shortest - 1, -1)
         ]
         self._widest = self._tables[0][1]
         self._ending = self._widest  # the longest n-gram at the end: NO_TOKEN, repeated
@@ -78,8 +73,7 @@ class NGramIndex:
     def find(self, last_token: int | None = None) -> Match | None:
         """The most recent among the longest earlier occurrences of the end of the sequence.
 
-        Args:
-            last_token: An id to treat as if it were appended.
+        `last_token` is treated as if it were appended.
         """
         end, ending = len(self.ids), self._ending
         if last_token is not None:
@@ -111,13 +105,7 @@ class DraftScorer:
         self._scores: dict[tuple[int, int], list[int]] = {}  # (kind, position) -> compared, right
 
     def open(self, kind: int, distance: int, end: int) -> None:
-        """Start scoring a draft that could be made now.
-
-        Args:
-            kind: See `Outlook`.
-            distance: Tokens back to the start of the copy.
-            end: Length of the sequence, in tokens.
-        """
+        """Start scoring a draft at `end` that copies from `distance` tokens back."""
         self._open.setdefault(distance, deque()).append((kind, end))
 
     def observe(self, ids: Sequence[int], token: int) -> None:
@@ -164,13 +152,11 @@ class CopyRun:
 class PromptLookup:
     """Drafts by lookup: finds an earlier occurrence of the last tokens, and copies what followed.
 
-    The longest match counts, up to `max_ngram` tokens, and the most recent one among several. A
-    copy that reaches the end of the sequence continues with itself, so that a repetition is
-    drafted to any depth. If not even the last `min_ngram` tokens occurred before, the draft is
-    empty.
+    The longest match counts, up to `max_ngram` tokens, and the most recent one among several;
+    without one of `min_ngram` tokens the draft is empty. A copy that reaches the end of the
+    sequence continues with itself, so that a repetition is drafted to any depth.
 
-    Needs no model and no head, and drafts for any target. The time per token does not depend on
-    the length of the sequence.
+    Drafts for any target. The time per token does not depend on the length of the sequence.
 
     Args:
         max_ngram: Most tokens to match.
@@ -198,11 +184,8 @@ class PromptLookup:
         self._name = name
         self._ngrams = fewest, most
         self._window = window
-        self._index = NGramIndex(fewest, most, window)
         self._scorer = DraftScorer()
-        self._copy_run = CopyRun()
-        self._skipped = 0
-        self._last_token: int | None = None
+        self.begin(0)
 
     def __repr__(self) -> str:
         fewest, most = self._ngrams
@@ -221,9 +204,10 @@ class PromptLookup:
 
     def begin(self, position: int, /) -> None:
         self._scorer.reset()
-        self._index.clear()
+        self._index = NGramIndex(*self._ngrams, self._window)
         self._copy_run = CopyRun()
-        self._skipped, self._last_token = position, None
+        self._skipped = position
+        self._last_token: int | None = None
 
     def position(self) -> int:
         return self._skipped + len(self._index.ids)

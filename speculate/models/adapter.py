@@ -169,16 +169,9 @@ class StockAdapter(ABC):
 
 
 def project(text: TextModel, hidden: mx.array) -> mx.array:
-    """Return the logits of post-norm hidden states, from the output matrix or the tied embedding.
+    """Return the logits `(1, T, vocabulary)` of post-norm hidden states `(1, T, width)`.
 
-    The presence of an `lm_head` decides, not what the config says about tied embeddings.
-
-    Args:
-        text: The stock module that holds the trunk.
-        hidden: `(1, T, width)`.
-
-    Returns:
-        `(1, T, vocabulary)`.
+    They come from the tied embedding if there is no `lm_head`, whatever the config says.
     """
     # A module of mlx is a dict of its parameters and submodules.
     head = cast(Mapping[str, Linear], text).get("lm_head")
@@ -216,10 +209,9 @@ class TextAdapter(StockAdapter):
 class DenseAdapter(TextAdapter):
     """Drives llama, Qwen2, Qwen3, gpt-oss and LFM2.
 
-    The kinds of caches do not matter here: full attention, sliding windows and recurrent states
-    all work, the latter rolled back by whole blocks. A family whose stock forward does more than
-    this one, as scaling its logits, needs an adapter of its own: this one is refused at
-    construction for such a family.
+    Full attention, sliding windows and recurrent states all work, the latter rolled back by whole
+    blocks. A family whose stock forward does more than this one, as scaling its logits, needs an
+    adapter of its own: this one is refused at construction for such a family.
     """
 
     @override

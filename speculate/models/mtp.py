@@ -113,9 +113,7 @@ class TrunkBinding:
     def layer(self, experts: bool, intermediate: int | None) -> DecoderLayer:
         """Make a decoder layer like the trunk's, with full attention and placeholder weights.
 
-        Args:
-            experts: Whether its MLP is a mixture of experts.
-            intermediate: Width of a dense MLP; read only if the trunk itself has experts.
+        `intermediate` is the width of a dense MLP; read only if the trunk itself has experts.
         """
         args = copy.copy(self.text.args)
         args.full_attention_interval = 1
@@ -137,8 +135,8 @@ def build_head(stock: StockModel, tensors: HeadWeights, *, feed: Feed = "post_no
 
     Raises:
         UnsupportedModelError: No head is known for the model's family.
-        HeadMismatchError: The tensors do not fit the model. Names the tensor, its shape
-            and the shape that was expected.
+        HeadMismatchError: A tensor does not fit the model, is missing, or is unknown. Names it,
+            its shape and the shape that was expected.
         OptionError: `feed` is not one of `FEEDS`.
     """
     trunk = TrunkBinding(stock)
@@ -211,12 +209,7 @@ class HeadWeights(Protocol):
 
 
 def build_module(trunk: TrunkBinding, head: HeadWeights) -> HeadModule:
-    """Make a head's modules, with its weights.
-
-    Raises:
-        HeadMismatchError: A tensor does not fit the trunk, is missing, or is unknown. Names it,
-            its shape and the shape that was expected.
-    """
+    """Make a head's modules, with its weights; see `build_head` for the errors."""
     with _keeping_random_state():
         module = _blank(trunk, head.weights)
         _check_shapes(module, head)

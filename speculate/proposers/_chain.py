@@ -16,10 +16,9 @@ PROMPT_TOKENS: Final = 64
 """A commit of at least this many tokens is part of a prompt, and is fed at once."""
 
 MAX_BACKLOG: Final = 1024
-"""Tokens at which the backlog is fed even without a draft.
+"""Tokens at which the backlog is fed even without a draft: in vain if none is asked for again.
 
-A smaller limit feeds tokens in vain if the proposer is never asked again. A larger one delays the
-next draft, and keeps more hidden states in memory.
+More would delay the next draft, and keep more hidden states in memory.
 """
 
 FLUSH_CHUNK: Final = 2048

@@ -29,13 +29,12 @@ MAX_PADDING_COLUMNS: Final = 1024
 
 
 def check_vocabularies(target: SpeculativeModel, draft: SpeculativeModel) -> None:
-    """Raise if the ids of the draft model mean something else to the target.
+    """Compare the ids of both tokenizers' tokens or, if one is unknown, the number of columns.
 
-    If both tokenizers are known, the ids of their tokens are compared. Otherwise only the number
-    of columns is: they may differ by padding of up to 1024 columns, and up to a quarter.
+    Columns may differ by padding: by up to 1024, and up to a quarter.
 
     Raises:
-        VocabularyMismatchError: The two do not match.
+        VocabularyMismatchError: The ids of the draft model mean something else to the target.
     """
     if target.vocabulary is not None and draft.vocabulary is not None:
         small, large = sorted((target.vocabulary, draft.vocabulary), key=len)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, cast, final, get_args
 
 import mlx.core as mx
@@ -210,10 +209,15 @@ class HeadWeights(Protocol):
 
 def build_module(trunk: TrunkBinding, head: HeadWeights) -> HeadModule:
     """Make a head's modules, with its weights; see `build_head` for the errors."""
-    with _keeping_random_state():
+    random_state = cast(Sequence[mx.array], mx.random.state)
+    before = mx.array(random_state[0])
+    try:
         module = _blank(trunk, head.weights)
         _check_shapes(module, head)
         _quantize(module, head.quantization)
+    finally:
+        # Stock layers draw initial weights, and must not change later draws.
+        random_state[0][:] = before
     _fill(module, head.weights, trunk.text.model.norm.weight.dtype)
     return module
 
@@ -277,14 +281,3 @@ def _fill(module: Module, weights: Mapping[str, mx.array], dtype: mx.Dtype) -> N
     module.load_weights([(name, converted(name, weight)) for name, weight in weights.items()])
     module.eval()
     mx.eval(module.parameters())
-
-
-@contextmanager
-def _keeping_random_state() -> Iterator[None]:
-    """Keep the random state: stock layers draw initial weights, and must not change later draws."""
-    state = cast(Sequence[mx.array], mx.random.state)
-    before = mx.array(state[0])
-    try:
-        yield
-    finally:
-        state[0][:] = before

@@ -8,33 +8,18 @@ them. The multimodal wrapper is passed through: text tokens only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import cast, final
 
 import mlx.core as mx
 from typing_extensions import override
 
-from speculate.models.adapter import TextAdapter
 from speculate.models.gated_delta import Inputs, gated_delta
-from speculate.models.hybrid import forward_hybrid
+from speculate.models.hybrid import HybridAdapter
 from speculate.models.stock import HybridModel, Qwen35Model, SplitProjections, StateSlots
-from speculate.protocols import Recurrence
-
-
-def delta_layer(
-    layer: SplitProjections, x: mx.array, cache: StateSlots, recurrence: Recurrence | None = None
-) -> mx.array:
-    """Run one recurrent layer over `x` `(1, T, width)`; the result has the same shape."""
-    inputs = Inputs(layer.in_proj_qkv(x), layer.in_proj_a(x), layer.in_proj_b(x))
-    gate = layer.in_proj_z(x).reshape(1, x.shape[1], layer.num_v_heads, layer.head_v_dim)
-    out = gated_delta(layer, inputs, gate, cache, recurrence)
-    group = layer.sharding_group
-    return out if group is None else mx.distributed.all_sum(out, group=group)
 
 
 @final
-class Qwen35Adapter(TextAdapter):
+class Qwen35Adapter(HybridAdapter[SplitProjections]):
     """Drives `qwen3_5` and `qwen3_5_moe`."""
 
     @property
@@ -43,6 +28,9 @@ class Qwen35Adapter(TextAdapter):
         return cast(Qwen35Model, self._stock).language_model
 
     @override
-    def run_trunk(self, tokens: mx.array, cache: Sequence[object], /) -> mx.array:
-        delta = partial(delta_layer, recurrence=self.recurrence)
-        return forward_hybrid(self.text.model, tokens, cache, delta)
+    def run_delta(self, layer: SplitProjections, x: mx.array, cache: StateSlots, /) -> mx.array:
+        inputs = Inputs(layer.in_proj_qkv(x), layer.in_proj_a(x), layer.in_proj_b(x))
+        gate = layer.in_proj_z(x).reshape(1, x.shape[1], layer.num_v_heads, layer.head_v_dim)
+        out = gated_delta(layer, inputs, gate, cache, self.recurrence)
+        group = layer.sharding_group
+        return out if group is None else mx.distributed.all_sum(out, group=group)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, cast, final
+from collections.abc import Collection, Sequence
+from typing import cast, final
 
 import mlx.core as mx
 
@@ -19,15 +19,8 @@ from speculate.sampling.acceptance import (
     SamplerCallable,
 )
 from speculate.sampling.filters import Distribution
-from speculate.sampling.options import Mode, Sampling
+from speculate.sampling.options import Sampling
 from speculate.sampling.processors import Processor, Processors, penalties
-
-RULES: Final[Mapping[Mode, Callable[[Distribution], AcceptanceRule]]] = {
-    "coupled": Coupled,
-    "rejection": Rejection,
-    "block": BlockVerification,
-}
-"""Mode -> acceptance rule above temperature 0."""
 
 
 @final
@@ -142,4 +135,9 @@ def _acceptance_rule(sampling: Sampling | SamplerCallable, seed: int) -> Accepta
         return CallablePicker(sampling)
     if sampling.temperature == 0:
         return Greedy()
-    return RULES[sampling.mode](Distribution(sampling, seed))
+    distribution = Distribution(sampling, seed)
+    if sampling.mode == "rejection":
+        return Rejection(distribution)
+    if sampling.mode == "block":
+        return BlockVerification(distribution)
+    return Coupled(distribution)

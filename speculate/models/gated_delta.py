@@ -190,14 +190,11 @@ class BlockRecord:
 
     def __call__(self, m: int) -> Entries:
         """Return the cache's entries after the first `m` tokens, `0 < m < T`."""
-        return mx.contiguous(self._conv_window(m)), self.states.after(m)
+        return mx.contiguous(self.conv_input[:, m : m + self.taps]), self.states.after(m)
 
     def resume(self, m: int) -> tuple[mx.array, ResumePoint]:
         """Return the conv window and where the recurrence resumes, without computing entries."""
-        return self._conv_window(m), self.states.resume(m)
-
-    def _conv_window(self, m: int) -> mx.array:
-        return self.conv_input[:, m : m + self.taps]
+        return self.conv_input[:, m : m + self.taps], self.states.resume(m)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         # A record is immutable, and the layer must not be copied along with a cache.

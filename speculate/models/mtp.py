@@ -144,13 +144,7 @@ def build_head(stock: StockModel, tensors: HeadWeights, *, feed: Feed = "post_no
 
 @final
 class QwenMTPHead:
-    """Drafts with one decoder layer, or a few, on top of the trunk's last hidden state.
-
-    Args:
-        trunk: What it shares with the target.
-        module: Its own modules.
-        feed: See `build_head`.
-    """
+    """Drafts with a decoder layer or a few on the trunk's last hidden state; see `build_head`."""
 
     def __init__(self, trunk: TrunkBinding, module: HeadModule, feed: Feed = "post_norm") -> None:
         validated_choice("feed", feed, FEEDS)

@@ -79,7 +79,7 @@ def draft_chain(
 
     Args:
         tokens: `(n,)` ids to feed with the first step: backlog and last token.
-        limit: Tokens to draft, at least 1.
+        limit: At least 1.
         choose: Chooses a token from a row of logits.
         step: Feeds the tokens of step number `index`, and returns logits `(1, vocabulary)` of
             the next token.

@@ -11,14 +11,7 @@ from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup
 from speculate.errors import CannotRewindError, OptionError, VocabularyMismatchError
 from speculate.proposers._chain import Backlog, draft_chain, required_group
-from speculate.protocols import (
-    Choose,
-    Commit,
-    Draft,
-    Fingerprinted,
-    Rollbackable,
-    SpeculativeModel,
-)
+from speculate.protocols import Choose, Commit, Draft, Fingerprinted, Rollbackable, SpeculativeModel
 from speculate.validation import refuse, validated_text
 
 MIN_SHARED_VOCABULARY: Final = 0.99

@@ -17,9 +17,6 @@ from speculate.validation import validated_integer, validated_optional_integer, 
 ID_BITS: Final = 32
 """Bits of an id. An n-gram is stored as one integer, its last token in the lowest bits."""
 
-NO_TOKEN: Final = (1 << ID_BITS) - 1
-"""Stands for the missing tokens before the first one. No id is as large."""
-
 FORECAST_TOKENS: Final = 16
 """Tokens of a draft that are forecast and scored."""
 
@@ -27,12 +24,7 @@ FORECAST_TOKENS: Final = 16
 @final
 @attrs.frozen
 class Match:
-    """An earlier occurrence of the end of the sequence.
-
-    Attributes:
-        length: Number of equal tokens.
-        distance: Tokens from this occurrence to the end of the sequence, at least 1.
-    """
+    """An earlier occurrence of the last `length` tokens, `distance` tokens before them."""
 
     length: int
     distance: int
@@ -60,7 +52,8 @@ class NGramIndex:
             (length, (1 << ID_BITS * length) - 1, {}) for length in range(longest, shortest - 1, -1)
         ]
         self._widest = self._tables[0][1]
-        self._ending = self._widest  # the longest n-gram at the end: NO_TOKEN, repeated
+        # The longest n-gram at the end. All bits, which no id has, for tokens before the first.
+        self._ending = self._widest
 
     def append(self, token: int) -> None:
         """Append an id to the sequence."""

@@ -14,7 +14,6 @@ from typing_extensions import Protocol
 DeltaT = TypeVar("DeltaT")
 """The family's class of recurrent layers."""
 
-
 Linear = Callable[[mx.array], mx.array]
 """A matrix, quantised or not, or an MLP."""
 

@@ -149,7 +149,7 @@ class PromptLookup:
     without one of `min_ngram` tokens the draft is empty. A copy that reaches the end of the
     sequence continues with itself, so that a repetition is drafted to any depth.
 
-    Drafts for any target. The time per token does not depend on the length of the sequence.
+    Needs no model and no head. The time per token does not depend on the length of the sequence.
 
     Args:
         max_ngram: Most tokens to match.

@@ -107,7 +107,7 @@ class TrunkBinding:
                 f"no multi-token-prediction head is known for {type(stock).__module__}; there "
                 "are heads for qwen3_5, qwen3_5_moe and qwen3_next"
             )
-        self.text = cast(HeadTarget, known)
+        self.text: HeadTarget = cast(HeadTarget, known)
 
     def layer(self, experts: bool, intermediate: int | None) -> DecoderLayer:
         """Make a decoder layer like the trunk's, with full attention and placeholder weights.

@@ -8,14 +8,15 @@ from typing import Final, cast, final, get_args
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx_lm.models.base import gather_last_axis
 from mlx_lm.models.cache import make_prompt_cache
 from typing_extensions import override
 
 from speculate._mx import fingerprint
 from speculate.backends.adopt import adopt
 from speculate.backends.group import group_of
-from speculate.errors import OptionError, UnsupportedModelError
-from speculate.models.stock import DenseModel, Embedding, Linear
+from speculate.errors import OptionError
+from speculate.models.stock import DenseTrunk, Linear, TextModel
 from speculate.protocols import Forward, MTPHead, Recurrence, Rollbackable, StockModel
 from speculate.validation import validated_choice
 
@@ -143,7 +144,13 @@ class StockAdapter(ABC):
             raise OptionError(f"forward takes an mx.array (1, T), got a {type(tokens).__name__}")
         if tokens.ndim != 2 or tokens.shape[0] != 1 or tokens.shape[1] < 1:
             raise OptionError(f"forward takes tokens of shape (1, T), T >= 1, got {tokens.shape}")
-        self._check_count(cache)
+        if self._cache_count is None:
+            self._cache_count = len(self.make_cache())
+        if len(cache) != self._cache_count:
+            raise OptionError(
+                f"forward got {len(cache)} caches, and this model has {self._cache_count}: they "
+                "are another model's, or two models' in one list"
+            )
         group = group_of(cache)
         if group is None:
             return self.forward_stock(tokens, cache)
@@ -156,71 +163,57 @@ class StockAdapter(ABC):
         extra = fed.shape[1] - tokens.shape[1]
         return Forward(out.logits[:, extra:], out.hidden[:, extra:]) if extra else out
 
-    def _check_count(self, cache: Sequence[object]) -> None:
-        if self._cache_count is None:
-            self._cache_count = len(self.make_cache())
-        if len(cache) != self._cache_count:
-            raise OptionError(
-                f"forward got {len(cache)} caches, and this model has {self._cache_count}: they "
-                "are another model's, or two models' in one list"
-            )
-
     def __call__(self, inputs: mx.array, cache: Sequence[object] | None = None) -> mx.array:
         """Return logits `(1, T, vocabulary)`, so that loops written for mlx-lm can call this."""
         return self.forward(inputs, self.make_cache() if cache is None else cache).logits
 
 
-def refuse_pipeline(stages: int) -> None:
-    """Refuse a model that is split over processes layer by layer.
+def project(text: TextModel, hidden: mx.array) -> mx.array:
+    """Return the logits `(1, T, vocabulary)` of post-norm hidden states `(1, T, width)`.
 
-    Raises:
-        UnsupportedModelError: `stages` is more than 1.
-    """
-    if stages > 1:
-        raise UnsupportedModelError(
-            f"the model is split into {stages} pipeline stages, which is not supported; "
-            "load it whole, or shard it within its layers"
-        )
-
-
-def project(owner: object, embedding: Embedding, hidden: mx.array) -> mx.array:
-    """Return the logits of post-norm hidden states, from the output matrix or the tied embedding.
-
-    Args:
-        owner: The stock module that holds `lm_head`, if the model has one. Its presence decides,
-            not what the config says about tied embeddings.
-        embedding: Used as the output matrix where there is no `lm_head`.
-        hidden: `(1, T, width)`.
-
-    Returns:
-        `(1, T, vocabulary)`.
+    They come from the tied embedding if there is no `lm_head`, whatever the config says.
     """
     # A module of mlx is a dict of its parameters and submodules.
-    modules = cast(Mapping[str, Linear], owner)
-    head = modules.get("lm_head")
-    return embedding.as_linear(hidden) if head is None else head(hidden)
+    head = cast(Mapping[str, Linear], text).get("lm_head")
+    if head is None:
+        return text.model.embed_tokens.as_linear(hidden)
+    group: mx.distributed.Group | None = getattr(text, "sharding_group", None)
+    # Of a sharded matrix, each process holds a part of the rows.
+    return head(hidden) if group is None else gather_last_axis(head(hidden), group)
 
 
-@final
-class DenseAdapter(StockAdapter):
-    """Drives llama, Qwen2, Qwen3, gpt-oss and LFM2.
-
-    The kinds of caches do not matter here: full attention, sliding windows and recurrent states
-    all work, the latter rolled back by whole blocks. A family whose stock forward does more than
-    this one, as scaling its logits, needs an adapter of its own: this one is refused at
-    construction for such a family.
-    """
+class TextAdapter(StockAdapter):
+    """Base of adapters of models whose logits are `project` of the trunk's output."""
 
     @property
-    def _model(self) -> DenseModel:
-        return cast(DenseModel, self._stock)
+    def text(self) -> TextModel:
+        """The stock module that holds the trunk."""
+        return cast(TextModel, self._stock)
+
+    @abstractmethod
+    def run_trunk(self, tokens: mx.array, cache: Sequence[object], /) -> mx.array:
+        """Return the trunk's output `(1, T, width)` after its final norm; see `forward_stock`."""
 
     @property
     @override
     def vocab_size(self) -> int:
-        return self._model.model.embed_tokens.weight.shape[0]
+        return self.text.model.embed_tokens.weight.shape[0]
 
     @override
     def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
-        hidden = self._model.model(tokens, cache)
-        return Forward(project(self._stock, self._model.model.embed_tokens, hidden), hidden)
+        hidden = self.run_trunk(tokens, cache)
+        return Forward(project(self.text, hidden), hidden)
+
+
+@final
+class DenseAdapter(TextAdapter):
+    """Drives llama, Qwen2, Qwen3, gpt-oss and LFM2.
+
+    Full attention, sliding windows and recurrent states all work, the latter rolled back by whole
+    blocks. A family whose stock forward does more than this one, as scaling its logits, needs an
+    adapter of its own: this one is refused at construction for such a family.
+    """
+
+    @override
+    def run_trunk(self, tokens: mx.array, cache: Sequence[object], /) -> mx.array:
+        return cast(DenseTrunk, self.text.model)(tokens, cache)

@@ -16,16 +16,15 @@ from mlx_lm.models.gated_delta import compute_g, gated_delta_ops, gated_delta_up
 from typing_extensions import Protocol, override
 
 from speculate.backends.group import RECORD_WINDOW
-from speculate.models.stock import GatedDeltaLayer, RecurrentLayer, StateSlots
+from speculate.models.stock import GatedDeltaLayer, StateSlots
 from speculate.protocols import Deferred, DefersRollback, Entries, Recurrence
 
 MAX_FUSED_TOKENS: Final = 16
 """Most tokens that are replayed at the start of a block.
 
-Accepted tokens add up while blocks are rejected one after another. Above this many tokens the
-state is computed separately, which costs a launch and reads and writes a whole state. If that
-costs as much as `c` rows and each rejection leaves `m` tokens, fusing up to `sqrt(2 m c)`
-tokens is cheapest: 16 for two tokens and a state as large as 64 rows.
+Accepted tokens add up while blocks are rejected one after another. Above this many the state is
+computed by a launch of its own. If that costs as much as `c` rows and each rejection leaves `m`
+tokens, fusing up to `sqrt(2 m c)` is cheapest: 16 for two tokens and a state as large as 64 rows.
 """
 
 
@@ -34,7 +33,7 @@ class Inputs:
     """The inputs of the recurrence for `T` tokens.
 
     Attributes:
-        qkv: `(1, T, conv_dim)`, after the convolution.
+        qkv: `(1, T, width)`: queries, keys and values, before or after the convolution.
         a: `(1, T, value heads)`, the decay before its activation.
         b: `(1, T, value heads)`, the write strength before its activation.
     """
@@ -45,11 +44,10 @@ class Inputs:
 
     @property
     def count(self) -> int:
-        """Number of tokens, `T`."""
+        """`T`."""
         return self.a.shape[1]
 
     def first(self, count: int) -> Inputs:
-        """Return the inputs of the first `count` tokens."""
         return Inputs(self.qkv[:, :count], self.a[:, :count], self.b[:, :count])
 
     def then(self, more: Inputs) -> Inputs:
@@ -60,13 +58,8 @@ class Inputs:
             mx.concatenate([self.b, more.b], axis=1),
         )
 
-    def split(self, layer: RecurrentLayer) -> tuple[mx.array, mx.array, mx.array]:
-        """Split `qkv` into heads.
-
-        Returns:
-            Normalised queries and keys `(1, T, key heads, key width)`, and values
-            `(1, T, value heads, value width)`.
-        """
+    def split(self, layer: GatedDeltaLayer) -> tuple[mx.array, mx.array, mx.array]:
+        """Return normalised queries and keys, and values, `(1, T, heads, width)` each."""
         q, k, v = mx.split(self.qkv, [layer.key_dim, 2 * layer.key_dim], -1)
         keys = (1, self.count, layer.num_k_heads, layer.head_k_dim)
         q, k = normalize_qk(
@@ -118,9 +111,9 @@ class KeptStates(BlockStates):
 
 
 def run_steps(
-    layer: RecurrentLayer, inputs: Inputs, state: mx.array | None
+    layer: GatedDeltaLayer, inputs: Inputs, state: mx.array | None
 ) -> tuple[mx.array, list[mx.array]]:
-    """Run the tokens one by one, with the operations of mlx-lm's loop, and keep every state.
+    """Run the tokens one by one, with the operations of mlx-lm's loop.
 
     Returns:
         The output `(1, T, value heads, value width)`, and the state after each token.
@@ -146,15 +139,10 @@ def run_steps(
 class FusedReplay(BlockStates):
     """The inputs of a run and its initial state, so that its first tokens can be run again.
 
-    Attributes:
-        layer: The layer.
-        before: The initial state.
-        inputs: All tokens of the run, those fused from earlier blocks first.
-        fused: Number of tokens from earlier blocks.
-        kernel: Whether the run may use mlx-lm's kernel.
+    The first `fused` of the inputs are tokens of earlier blocks.
     """
 
-    layer: RecurrentLayer
+    layer: GatedDeltaLayer
     before: mx.array | None
     inputs: Inputs
     fused: int
@@ -173,50 +161,16 @@ class FusedReplay(BlockStates):
 
 
 def run_fused(
-    layer: RecurrentLayer, inputs: Inputs, state: mx.array | None, *, kernel: bool
+    layer: GatedDeltaLayer, inputs: Inputs, state: mx.array | None, *, kernel: bool
 ) -> tuple[mx.array, mx.array]:
-    """Run all tokens in one call of mlx-lm's recurrence.
-
-    Args:
-        layer: The layer.
-        inputs: Of all tokens.
-        state: The initial state; `None` for zeros.
-        kernel: Whether mlx-lm may use its Metal kernel. Training never does.
+    """Run all tokens in one call of mlx-lm's recurrence, by its kernel if it may.
 
     Returns:
         The output `(1, T, value heads, value width)`, and the last state.
     """
-    q, k, v = inputs.split(layer)
-    out, state = gated_delta_update(
-        q,
-        k,
-        v,
-        inputs.a,
-        inputs.b,
-        layer.A_log,
-        layer.dt_bias,
-        state,
-        None,
-        use_kernel=kernel and not layer.training,
-    )
-    return out, state
-
-
-@attrs.frozen(eq=False)
-class Projections:
-    """The output of a layer's input projections.
-
-    Attributes:
-        qkv: `(1, T, conv_dim)`, before the convolution.
-        z: `(1, T, value heads, value width)`, the output gate.
-        a: `(1, T, value heads)`, the decay before its activation.
-        b: `(1, T, value heads)`, the write strength before its activation.
-    """
-
-    qkv: mx.array
-    z: mx.array
-    a: mx.array
-    b: mx.array
+    gates = inputs.a, inputs.b, layer.A_log, layer.dt_bias
+    use_kernel = kernel and not layer.training
+    return gated_delta_update(*inputs.split(layer), *gates, state, use_kernel=use_kernel)
 
 
 @final
@@ -225,7 +179,7 @@ class BlockRecord:
     """What a layer records of a block of `T` tokens, to roll back into it.
 
     Attributes:
-        conv_input: `(1, taps + T, conv_dim)`: the last rows before the block, and its own.
+        conv_input: `(1, taps + T, width)`: the last rows before the block, and its own.
         taps: Rows before a token that its convolution reads.
         states: The recurrent states inside the block.
     """
@@ -236,14 +190,11 @@ class BlockRecord:
 
     def __call__(self, m: int) -> Entries:
         """Return the cache's entries after the first `m` tokens, `0 < m < T`."""
-        return mx.contiguous(self._conv_window(m)), self.states.after(m)
+        return mx.contiguous(self.conv_input[:, m : m + self.taps]), self.states.after(m)
 
     def resume(self, m: int) -> tuple[mx.array, ResumePoint]:
         """Return the conv window and where the recurrence resumes, without computing entries."""
-        return self._conv_window(m), self.states.resume(m)
-
-    def _conv_window(self, m: int) -> mx.array:
-        return self.conv_input[:, m : m + self.taps]
+        return self.conv_input[:, m : m + self.taps], self.states.resume(m)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         # A record is immutable, and the layer must not be copied along with a cache.
@@ -252,7 +203,8 @@ class BlockRecord:
 
 def gated_delta(
     layer: GatedDeltaLayer,
-    projections: Projections,
+    projected: Inputs,
+    gate: mx.array,
     cache: StateSlots,
     recurrence: Recurrence | None = None,
 ) -> mx.array:
@@ -260,19 +212,22 @@ def gated_delta(
 
     Args:
         layer: The stock layer.
-        projections: Its input projections.
+        projected: The outputs of its input projections, before the convolution.
+        gate: The output gate, `(1, T, value heads, value width)`.
         cache: Its cache. While a `DefersRollback` cache records, the block is recorded in it.
         recurrence: How to run a block; `None` for the cheapest way on the default device.
 
     Returns:
         `(1, T, width)`, the layer's output before the residual.
     """
-    taps, rows = layer.conv_kernel_size - 1, projections.qkv.shape[1]
+    taps, rows = layer.conv_kernel_size - 1, projected.count
     ours = cache if isinstance(cache, DefersRollback) else None
     recording = ours is not None and ours.recording()
-    before, conv_window, start = _before(cache, ours)
-    conv_input = _conv_input(conv_window, projections.qkv, taps)
-    inputs = Inputs(nn.silu(layer.conv1d(conv_input)), projections.a, projections.b)
+    before, window, start = _before(cache, ours)
+    if window is None:
+        window = mx.zeros((1, taps, projected.qkv.shape[2]), dtype=projected.qkv.dtype)
+    conv_input = mx.concatenate([window, projected.qkv], axis=1)
+    inputs = Inputs(nn.silu(layer.conv1d(conv_input)), projected.a, projected.b)
     kernel = (recurrence or cheapest(layer)) == "kernel"
     out, state, states = _run(layer, start, inputs, kernel=kernel, recording=recording)
     after = mx.contiguous(conv_input[:, rows:]), state
@@ -283,11 +238,10 @@ def gated_delta(
     cache.advance(rows)
     if ours is not None and recording:
         ours.record_rollback(rows, BlockRecord(conv_input, taps, states), before)
-    gated = layer.norm(out, projections.z)
-    return layer.out_proj(gated.reshape(1, rows, -1))
+    return layer.out_proj(layer.norm(out, gate).reshape(1, rows, -1))
 
 
-def cheapest(layer: RecurrentLayer) -> Recurrence:
+def cheapest(layer: GatedDeltaLayer) -> Recurrence:
     """Return the cheapest recurrence on the default device: the kernel, where there is one."""
     on_metal = mx.metal.is_available() and mx.default_device() == mx.gpu
     return "kernel" if on_metal and not layer.training and layer.head_k_dim % 32 == 0 else "ops"
@@ -304,21 +258,10 @@ def _before(
     return entries, entries[0], ResumePoint(entries[1])
 
 
-def _conv_input(conv_window: mx.array | None, qkv: mx.array, taps: int) -> mx.array:
-    """Return the block's conv input: the last rows of the sequence, then the new ones."""
-    if conv_window is None:
-        conv_window = mx.zeros((1, taps, qkv.shape[2]), dtype=qkv.dtype)
-    return mx.concatenate([conv_window, qkv], axis=1)
-
-
 def _run(
     layer: GatedDeltaLayer, start: ResumePoint, block: Inputs, *, kernel: bool, recording: bool
 ) -> tuple[mx.array, mx.array, BlockStates]:
-    """Run the recurrence over a block.
-
-    Returns:
-        The output, the state after the block, and the states inside it.
-    """
+    """Return the block's output, the state after it, and the states inside it."""
     inputs = block if start.replay is None else start.replay.then(block)
     fused = inputs.count - block.count
     # For a long block a replay is cheaper than memory for every state.

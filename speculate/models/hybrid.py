@@ -1,41 +1,48 @@
-"""The forward of a trunk that mixes Gated DeltaNet layers and full attention."""
+"""The base of adapters of trunks that mix Gated DeltaNet layers and full attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Generic, cast
 
 import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask
+from typing_extensions import override
 
-from speculate.models.stock import DeltaT, HybridTrunk, StateSlots
+from speculate.errors import UnsupportedModelError
+from speculate.models.adapter import TextAdapter
+from speculate.models.stock import DeltaT, HybridModel, StateSlots
 
 
-def forward_hybrid(
-    trunk: HybridTrunk[DeltaT],
-    tokens: mx.array,
-    cache: Sequence[object],
-    delta: Callable[[DeltaT, mx.array, StateSlots], mx.array],
-) -> mx.array:
-    """Run all layers of a trunk.
+class HybridAdapter(TextAdapter, Generic[DeltaT]):
+    """Calls the layers itself, over their stock submodules, and `run_delta` for recurrent ones."""
 
-    Args:
-        trunk: The stock trunk.
-        tokens: `(1, T)` ids.
-        cache: One entry a layer.
-        delta: Runs a recurrent layer over `(1, T, width)`, in place of the stock layer's own call.
+    @property
+    @override
+    @abstractmethod
+    def text(self) -> HybridModel[DeltaT]: ...
 
-    Returns:
-        `(1, T, width)`, after the final norm.
-    """
-    h = trunk.embed_tokens(tokens)
-    mask = create_attention_mask(h, cache[trunk.fa_idx])
-    for layer, layer_cache in zip(trunk.layers, cache, strict=True):
-        x = layer.input_layernorm(h)
-        if layer.is_linear:
-            mixed = delta(layer.linear_attn, x, cast(StateSlots, layer_cache))
-        else:
-            mixed = layer.self_attn(x, mask, layer_cache)
-        h = h + mixed
-        h = h + layer.mlp(layer.post_attention_layernorm(h))
-    return trunk.norm(h)
+    @abstractmethod
+    def run_delta(self, layer: DeltaT, x: mx.array, cache: StateSlots, /) -> mx.array:
+        """Run one recurrent layer over `x` `(1, T, width)`; the result has the same shape."""
+
+    @override
+    def run_trunk(self, tokens: mx.array, cache: Sequence[object], /) -> mx.array:
+        trunk = self.text.model
+        if trunk.pipeline_size > 1:
+            raise UnsupportedModelError(
+                f"the model is split into {trunk.pipeline_size} pipeline stages, which is not "
+                "supported; load it whole, or shard it within its layers"
+            )
+        h = trunk.embed_tokens(tokens)
+        mask = create_attention_mask(h, cache[trunk.fa_idx])
+        for layer, layer_cache in zip(trunk.layers, cache, strict=True):
+            x = layer.input_layernorm(h)
+            if layer.is_linear:
+                mixed = self.run_delta(layer.linear_attn, x, cast(StateSlots, layer_cache))
+            else:
+                mixed = layer.self_attn(x, mask, layer_cache)
+            h = h + mixed
+            h = h + layer.mlp(layer.post_attention_layernorm(h))
+        return trunk.norm(h)

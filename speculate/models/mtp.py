@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, cast, final, get_args
 
 import mlx.core as mx
@@ -14,15 +13,15 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_5, qwen3_next
-from mlx_lm.models.base import create_attention_mask, gather_last_axis
+from mlx_lm.models.base import create_attention_mask
 from typing_extensions import Protocol
 
 from speculate._mx import fingerprint
-from speculate.backends.group import group_of, join
+from speculate.backends.group import CacheGroup, group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.errors import HeadMismatchError, OptionError, UnsupportedModelError
 from speculate.models.adapter import project
-from speculate.models.stock import DecoderLayer, HeadTarget, LayerArgs, ShardedTarget
+from speculate.models.stock import DecoderLayer, HeadTarget, LayerArgs
 from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
 from speculate.validation import validated_choice
 
@@ -48,19 +47,23 @@ class HeadModule(Protocol):
     def __call__(
         self, embedded: mx.array, hidden: mx.array, cache: Sequence[object], /
     ) -> tuple[mx.array, mx.array]:
-        """See `_MTPModule`."""
+        """Run the head over `T` rows.
+
+        Args:
+            embedded: `(1, T, width)`, embeddings of the tokens.
+            hidden: `(1, T, width)`, hidden states of the tokens one position before.
+            cache: One entry a layer; advanced by `T` rows.
+
+        Returns:
+            The last layer's output before and after the final norm, `(1, T, width)` each.
+        """
 
 
 @final
 class _MTPModule(Module):
-    """A head: `fc` over two normed inputs, decoder layers, a final norm.
+    """A head: `fc` over two normed inputs, stock decoder layers, a final norm.
 
     Its parameters have the names on disk, without the prefix.
-
-    Args:
-        width: Width of the trunk's hidden state.
-        eps: Epsilon of all norms.
-        layers: Stock decoder layers.
     """
 
     def __init__(self, width: int, eps: float, layers: Sequence[DecoderLayer]) -> None:
@@ -74,16 +77,6 @@ class _MTPModule(Module):
     def __call__(
         self, embedded: mx.array, hidden: mx.array, cache: Sequence[object]
     ) -> tuple[mx.array, mx.array]:
-        """Run the head over `T` rows.
-
-        Args:
-            embedded: `(1, T, width)`, embeddings of the tokens.
-            hidden: `(1, T, width)`, hidden states of the tokens one position before.
-            cache: One entry a layer; advanced by `T` rows.
-
-        Returns:
-            The last layer's output before and after the final norm, `(1, T, width)` each.
-        """
         pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         x: mx.array = self.fc(mx.concatenate(pair, axis=-1))
         mask: mx.array | str | None = create_attention_mask(x, cache[0])
@@ -94,13 +87,10 @@ class _MTPModule(Module):
 
 @final
 class TrunkBinding:
-    """The parts of a stock model that its head shares. Holds no array of its own.
+    """What a head shares with a stock model, `text`. Holds no array of its own.
 
     Modules are looked up at every use, so the head always embeds and projects with the target's
     present matrices, tied or not, however they are quantised.
-
-    Args:
-        stock: The target, as mlx-lm made it.
 
     Raises:
         UnsupportedModelError: No head is known for this family.
@@ -108,10 +98,8 @@ class TrunkBinding:
 
     def __init__(self, stock: StockModel) -> None:
         known: object = stock.language_model if isinstance(stock, qwen3_5.Model) else stock
-        self._sharded: ShardedTarget | None = None
         if isinstance(known, qwen3_5.TextModel):
             self._make_layer = cast(MakeLayer, qwen3_5.DecoderLayer)
-            self._sharded = cast(ShardedTarget, known)
         elif isinstance(known, qwen3_next.Model):
             self._make_layer = cast(MakeLayer, qwen3_next.Qwen3NextDecoderLayer)
         else:
@@ -119,43 +107,19 @@ class TrunkBinding:
                 f"no multi-token-prediction head is known for {type(stock).__module__}; there "
                 "are heads for qwen3_5, qwen3_5_moe and qwen3_next"
             )
-        self._text = cast(HeadTarget, known)
-
-    @property
-    def args(self) -> LayerArgs:
-        """The family's arguments."""
-        return self._text.args
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        """Return embeddings `(1, T, width)` of tokens `(1, T)`."""
-        return self._text.model.embed_tokens(tokens)
-
-    def project(self, hidden: mx.array) -> mx.array:
-        """Return logits `(1, T, vocabulary)` of post-norm hidden states `(1, T, width)`."""
-        logits = project(self._text, self._text.model.embed_tokens, hidden)
-        group = self._sharded.sharding_group if self._sharded else None
-        if group is None or "lm_head" not in cast(dict[str, object], self._text):
-            return logits
-        # Each process holds a part of the matrix's rows.
-        return gather_last_axis(logits, group)
-
-    def dtype(self) -> mx.Dtype:
-        """Return the dtype of hidden states."""
-        return self._text.model.norm.weight.dtype
+        self.text: HeadTarget = cast(HeadTarget, known)
 
     def layer(self, experts: bool, intermediate: int | None) -> DecoderLayer:
         """Make a decoder layer like the trunk's, with full attention and placeholder weights.
 
-        Args:
-            experts: Whether its MLP is a mixture of experts.
-            intermediate: Width of a dense MLP; read only if the trunk itself has experts.
+        `intermediate` is the width of a dense MLP; read only if the trunk itself has experts.
         """
-        args = copy.copy(self.args)
+        args = copy.copy(self.text.args)
         args.full_attention_interval = 1
         args.decoder_sparse_step, args.mlp_only_layers = 1, []
         if not experts:
             args.num_experts = 0
-            if self.args.num_experts and intermediate:
+            if self.text.args.num_experts and intermediate:
                 args.intermediate_size = intermediate
         return self._make_layer(args, 0)
 
@@ -170,8 +134,8 @@ def build_head(stock: StockModel, tensors: HeadWeights, *, feed: Feed = "post_no
 
     Raises:
         UnsupportedModelError: No head is known for the model's family.
-        HeadMismatchError: The tensors do not fit the model. Names the tensor, its shape
-            and the shape that was expected.
+        HeadMismatchError: A tensor does not fit the model, is missing, or is unknown. Names it,
+            its shape and the shape that was expected.
         OptionError: `feed` is not one of `FEEDS`.
     """
     trunk = TrunkBinding(stock)
@@ -180,16 +144,7 @@ def build_head(stock: StockModel, tensors: HeadWeights, *, feed: Feed = "post_no
 
 @final
 class QwenMTPHead:
-    """Drafts with one decoder layer, or a few, on top of the trunk's last hidden state.
-
-    It embeds and projects with the trunk's own modules, so that its logits come from the matrix
-    that the target uses.
-
-    Args:
-        trunk: The parts of the target that it shares.
-        module: Its own modules.
-        feed: See `build_head`.
-    """
+    """Drafts with a decoder layer or a few on the trunk's last hidden state; see `build_head`."""
 
     def __init__(self, trunk: TrunkBinding, module: HeadModule, feed: Feed = "post_norm") -> None:
         validated_choice("feed", feed, FEEDS)
@@ -217,27 +172,11 @@ class QwenMTPHead:
                 f"step takes hidden (1, T, width) and tokens (1, T), got {hidden.shape} and "
                 f"{tokens.shape}"
             )
-        before = [layer.length() for layer in cache]
-        group = group_of(cache)
-        try:
-            if group is None:
-                return self._pass(hidden, tokens, cache)
-            with group.block(tokens) as fed:
-                return self._pass(hidden, fed, cache)
-        except BaseException:
-            _trim_to(cache, before)
-            raise
-
-    def _pass(self, hidden: mx.array, tokens: mx.array, cache: Sequence[object]) -> Forward:
-        raw, normed = self._module(self._trunk.embed(tokens), hidden, cache)
-        logits = self._trunk.project(normed)
+        text, group = self._trunk.text, group_of(cache) or CacheGroup(cache)
+        with group.block(tokens) as fed:
+            raw, normed = self._module(text.model.embed_tokens(fed), hidden, cache)
+            logits = project(text, normed)
         return Forward(logits, normed if self._feed == "post_norm" else raw)
-
-
-def _trim_to(cache: Sequence[Rollbackable], before: Sequence[int]) -> None:
-    for layer, length in zip(cache, before, strict=True):
-        if layer.length() > length:
-            layer.trim(layer.length() - length)
 
 
 class Packing(Protocol):
@@ -263,47 +202,18 @@ class HeadWeights(Protocol):
 
 
 def build_module(trunk: TrunkBinding, head: HeadWeights) -> HeadModule:
-    """Make a head's modules, with its weights.
-
-    Raises:
-        HeadMismatchError: A tensor does not fit the trunk, is missing, or is unknown. Names it,
-            its shape and the shape that was expected.
-    """
-    with _keeping_random_state():
+    """Make a head's modules, with its weights; see `build_head` for the errors."""
+    random_state = cast(Sequence[mx.array], mx.random.state)
+    before = mx.array(random_state[0])
+    try:
         module = _blank(trunk, head.weights)
-        check_shapes(dict(_parameters(module)), head)
+        _check_shapes(module, head)
         _quantize(module, head.quantization)
-    _fill(module, _in_dtype(head.weights, trunk.dtype()))
+    finally:
+        # Stock layers draw initial weights, and must not change later draws.
+        random_state[0][:] = before
+    _fill(module, head.weights, trunk.text.model.norm.weight.dtype)
     return module
-
-
-def check_shapes(blank: Mapping[str, mx.array], head: HeadWeights) -> None:
-    """Compare a head's tensors with the unquantised parameters of a blank module.
-
-    Raises:
-        HeadMismatchError: See `build_module`.
-    """
-    expected = {name: _expected(name, like, head) for name, like in blank.items()}
-    for name in head.weights:
-        module, _, part = name.rpartition(".")
-        if part in PACKED_PARTS and module in head.quantization:
-            continue
-        if name not in expected:
-            raise HeadMismatchError(f"mtp.{name}: the model's layers have no such tensor")
-    for name, shape in expected.items():
-        found = head.weights.get(name)
-        if found is None:
-            raise HeadMismatchError(f"mtp.{name}: is missing, expected shape {shape}")
-        if found.shape != shape:
-            raise HeadMismatchError(f"mtp.{name}: has shape {found.shape}, the model needs {shape}")
-
-
-def _expected(name: str, like: mx.array, head: HeadWeights) -> tuple[int, ...]:
-    module, _, part = name.rpartition(".")
-    packing = head.quantization.get(module)
-    if packing is None or part != "weight":
-        return like.shape
-    return (*like.shape[:-1], like.shape[-1] * packing.bits // 32)
 
 
 def _blank(trunk: TrunkBinding, weights: Mapping[str, mx.array]) -> _MTPModule:
@@ -314,10 +224,35 @@ def _blank(trunk: TrunkBinding, weights: Mapping[str, mx.array]) -> _MTPModule:
         dense = weights.get(f"{mlp}.gate_proj.weight")
         experts = any(name.startswith(f"{mlp}.switch_mlp.") for name in weights)
         layers.append(trunk.layer(experts, None if dense is None else dense.shape[0]))
-    return _MTPModule(trunk.args.hidden_size, trunk.args.rms_norm_eps, layers)
+    return _MTPModule(trunk.text.args.hidden_size, trunk.text.args.rms_norm_eps, layers)
 
 
-def _quantize(module: _MTPModule, quantization: Mapping[str, Packing]) -> None:
+def _check_shapes(blank: Module, head: HeadWeights) -> None:
+    """Compare a head's tensors with the parameters of a blank module that is not quantised."""
+    parameters = cast(list[tuple[str, mx.array]], tree_flatten(blank.parameters()))
+    expected = {name: _expected_shape(name, like, head) for name, like in parameters}
+    for name in head.weights:
+        module, _, part = name.rpartition(".")
+        packed = part in PACKED_PARTS and module in head.quantization
+        if name not in expected and not packed:
+            raise HeadMismatchError(f"mtp.{name}: the model's layers have no such tensor")
+    for name, shape in expected.items():
+        found = head.weights.get(name)
+        if found is None:
+            raise HeadMismatchError(f"mtp.{name}: is missing, expected shape {shape}")
+        if found.shape != shape:
+            raise HeadMismatchError(f"mtp.{name}: has shape {found.shape}, the model needs {shape}")
+
+
+def _expected_shape(name: str, like: mx.array, head: HeadWeights) -> tuple[int, ...]:
+    module, _, part = name.rpartition(".")
+    packing = head.quantization.get(module)
+    if packing is None or part != "weight":
+        return like.shape
+    return (*like.shape[:-1], like.shape[-1] * packing.bits // 32)
+
+
+def _quantize(module: Module, quantization: Mapping[str, Packing]) -> None:
     """Replace modules by quantised ones. Their placeholder weights are never computed."""
 
     def choice(path: str, _: Module) -> dict[str, object] | bool:
@@ -330,36 +265,13 @@ def _quantize(module: _MTPModule, quantization: Mapping[str, Packing]) -> None:
     quantize(module, class_predicate=choice)
 
 
-def _fill(module: Module, weights: Mapping[str, mx.array]) -> None:
-    module.load_weights(list(weights.items()))
+def _fill(module: Module, weights: Mapping[str, mx.array], dtype: mx.Dtype) -> None:
+    """Load weights; floats in the trunk's dtype, or one float32 norm would spread float32."""
+
+    def converted(name: str, weight: mx.array) -> mx.array:
+        keep = name.endswith(".global_scale") or not mx.issubdtype(weight.dtype, mx.floating)
+        return weight if keep else weight.astype(dtype)
+
+    module.load_weights([(name, converted(name, weight)) for name, weight in weights.items()])
     module.eval()
     mx.eval(module.parameters())
-
-
-def _in_dtype(weights: Mapping[str, mx.array], dtype: mx.Dtype) -> dict[str, mx.array]:
-    """Cast floats to the trunk's dtype: one float32 norm would make all later results float32."""
-
-    def convert(name: str, array: mx.array) -> mx.array:
-        keep = name.endswith(".global_scale") or not mx.issubdtype(array.dtype, mx.floating)
-        return array if keep else array.astype(dtype)
-
-    return {name: convert(name, array) for name, array in weights.items()}
-
-
-def _parameters(module: Module) -> list[tuple[str, mx.array]]:
-    return cast(list[tuple[str, mx.array]], tree_flatten(module.parameters()))
-
-
-@contextmanager
-def _keeping_random_state() -> Iterator[None]:
-    """Keep the random state: stock layers draw initial weights, and must not change later draws."""
-    before = mx.array(_random_state())
-    try:
-        yield
-    finally:
-        _random_state()[:] = before
-
-
-def _random_state() -> mx.array:
-    """Return the key of this thread's generator, which can be written to."""
-    return cast(Sequence[mx.array], mx.random.state)[0]

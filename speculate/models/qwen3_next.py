@@ -6,52 +6,29 @@ Checkpoints store a multi-token-prediction head under `mtp.*`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import cast, final
 
 import mlx.core as mx
 from typing_extensions import override
 
-from speculate.models.adapter import StockAdapter, project, refuse_pipeline
-from speculate.models.gated_delta import Projections, gated_delta
-from speculate.models.hybrid import forward_hybrid
-from speculate.models.stock import FusedProjections, Qwen3NextModel, StateSlots
-from speculate.protocols import Forward, Recurrence
-
-
-def delta_layer(
-    layer: FusedProjections,
-    x: mx.array,
-    cache: StateSlots,
-    recurrence: Recurrence | None = None,
-) -> mx.array:
-    """Run one recurrent layer over `x` `(1, T, width)`; the result has the same shape."""
-    q, k, v, z, b, a = layer.fix_query_key_value_ordering(
-        layer.in_proj_qkvz(x), layer.in_proj_ba(x)
-    )
-    flat = [part.reshape(1, x.shape[1], -1) for part in (q, k, v)]
-    projections = Projections(qkv=mx.concatenate(flat, axis=-1), z=z, a=a, b=b)
-    return gated_delta(layer, projections, cache, recurrence)
+from speculate.models.gated_delta import Inputs, gated_delta
+from speculate.models.hybrid import HybridAdapter
+from speculate.models.stock import FusedProjections, HybridModel, StateSlots
 
 
 @final
-class Qwen3NextAdapter(StockAdapter):
+class Qwen3NextAdapter(HybridAdapter[FusedProjections]):
     """Drives `qwen3_next`."""
 
     @property
-    def _text(self) -> Qwen3NextModel:
-        return cast(Qwen3NextModel, self._stock)
-
-    @property
     @override
-    def vocab_size(self) -> int:
-        return self._text.model.embed_tokens.weight.shape[0]
+    def text(self) -> HybridModel[FusedProjections]:
+        return cast(HybridModel[FusedProjections], self._stock)
 
     @override
-    def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
-        trunk = self._text.model
-        refuse_pipeline(trunk.pipeline_size)
-        delta = partial(delta_layer, recurrence=self.recurrence)
-        hidden = forward_hybrid(trunk, tokens, cache, delta)
-        return Forward(project(self._stock, trunk.embed_tokens, hidden), hidden)
+    def run_delta(self, layer: FusedProjections, x: mx.array, cache: StateSlots, /) -> mx.array:
+        q, k, v, z, b, a = layer.fix_query_key_value_ordering(
+            layer.in_proj_qkvz(x), layer.in_proj_ba(x)
+        )
+        qkv = mx.concatenate([part.reshape(1, x.shape[1], -1) for part in (q, k, v)], axis=-1)
+        return gated_delta(layer, Inputs(qkv, a, b), z, cache, self.recurrence)

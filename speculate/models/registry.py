@@ -48,9 +48,6 @@ BUILT_IN: Final[Mapping[str, AdapterFactory]] = {
 }
 """Module of mlx-lm -> adapter of its models. The tests compare each with the stock model."""
 
-STOCK_MODULES: Final = "mlx_lm.models"
-"""Package whose modules define mlx-lm's architectures."""
-
 
 def supported() -> list[str]:
     """Return the names of the architectures that have an adapter."""
@@ -58,10 +55,7 @@ def supported() -> list[str]:
 
 
 def adapter_for(stock: StockModel) -> AdapterFactory:
-    """Find the adapter of a model.
-
-    A model's architecture is the name of the module that defines its class: the name
-    that mlx-lm looks up for a config's `model_type`.
+    """Find the adapter of a model, unless it is one; see `factory_for`.
 
     Raises:
         UnsupportedModelError: No adapter is registered for it, or more than one.
@@ -74,23 +68,25 @@ def adapter_for(stock: StockModel) -> AdapterFactory:
 def factory_for(model_class: type[object]) -> AdapterFactory:
     """Find the adapter of a model's class. Entry points take precedence over the table.
 
+    A model's architecture is the name of the module that defines its class: the name
+    that mlx-lm looks up for a config's `model_type`.
+
     Raises:
         UnsupportedModelError: No adapter is registered for it, or more than one.
     """
     architecture = model_class.__module__.rpartition(".")[2]
     built_in = BUILT_IN.get(architecture)
     entries = {e.value: e for e in entry_points(group=ENTRY_POINTS, name=architecture)}
-    found = {value: _load(entries[value]) for value in sorted(entries)}
+    found = {value: _load(entry) for value, entry in sorted(entries.items())}
     others = {value: factory for value, factory in found.items() if factory is not built_in}
     if len(others) > 1:
         raise UnsupportedModelError(
             f"several packages name an adapter for '{architecture}' in the entry points "
             f"'{ENTRY_POINTS}': {', '.join(others)}. Uninstall all but one of them"
         )
-    for factory in others.values():
+    factory = next(iter(others.values()), built_in)
+    if factory is not None:
         return factory
-    if built_in is not None:
-        return built_in
     raise UnsupportedModelError(
         f"no adapter drives '{architecture}' ({model_class.__qualname__}). Supported: "
         f"{', '.join(supported())}. To drive it, write a class with `make_cache`, `adopt` and "
@@ -103,7 +99,7 @@ def factory_for(model_class: type[object]) -> AdapterFactory:
 def is_built_in(factory: AdapterFactory, model_class: type[object]) -> bool:
     """Return whether `factory` is the table's for a class that mlx-lm itself defines."""
     package, _, architecture = model_class.__module__.rpartition(".")
-    return package == STOCK_MODULES and factory is BUILT_IN.get(architecture)
+    return package == "mlx_lm.models" and factory is BUILT_IN.get(architecture)
 
 
 def _load(entry: EntryPoint) -> AdapterFactory:

@@ -5,7 +5,7 @@ Adapters cast stock modules to them. These are declarations for the type checker
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import mlx.core as mx
@@ -14,11 +14,14 @@ from typing_extensions import Protocol
 DeltaT = TypeVar("DeltaT")
 """The family's class of recurrent layers."""
 
+Linear = Callable[[mx.array], mx.array]
+"""A matrix, quantised or not, or an MLP."""
 
-class Linear(Protocol):
-    """A matrix, quantised or not, or an MLP."""
+GatedNorm = Callable[[mx.array, mx.array], mx.array]
+"""An RMS norm with an output gate."""
 
-    def __call__(self, x: mx.array, /) -> mx.array: ...
+Attention = Callable[[mx.array, mx.array | str | None, object], mx.array]
+"""An attention layer without its norm and residual: hidden states, mask and cache."""
 
 
 class Norm(Protocol):
@@ -27,12 +30,6 @@ class Norm(Protocol):
     weight: mx.array
 
     def __call__(self, x: mx.array, /) -> mx.array: ...
-
-
-class GatedNorm(Protocol):
-    """An RMS norm with an output gate."""
-
-    def __call__(self, x: mx.array, gate: mx.array, /) -> mx.array: ...
 
 
 class Embedding(Protocol):
@@ -44,36 +41,30 @@ class Embedding(Protocol):
     def as_linear(self, x: mx.array, /) -> mx.array: ...
 
 
-class AttentionModule(Protocol):
-    """An attention layer without its norm and residual."""
-
-    def __call__(self, x: mx.array, mask: mx.array | str | None, cache: object, /) -> mx.array: ...
-
-
 class DecoderLayer(Protocol):
     """A whole decoder layer with full attention."""
 
     def __call__(self, x: mx.array, /, mask: mx.array | str | None, cache: object) -> mx.array: ...
 
 
-# Families whose forward is a trunk and an output matrix.
-
-
-class DenseTrunk(Protocol):
+class Trunk(Protocol):
     """The part of a model that ends with the final norm."""
 
     embed_tokens: Embedding
+    norm: Norm
+
+
+class TextModel(Protocol):
+    """A model whose logits are its trunk's output times one matrix, `lm_head` if it has one."""
+
+    @property
+    def model(self) -> Trunk: ...
+
+
+class DenseTrunk(Trunk, Protocol):
+    """A trunk that is run by its own forward."""
 
     def __call__(self, inputs: mx.array, cache: Sequence[object], /) -> mx.array: ...
-
-
-class DenseModel(Protocol):
-    """A model whose logits are its trunk's output times one matrix."""
-
-    model: DenseTrunk
-
-
-# Families with Gated DeltaNet layers.
 
 
 class StateSlots(Protocol):
@@ -84,8 +75,8 @@ class StateSlots(Protocol):
     def advance(self, n: int, /) -> None: ...
 
 
-class RecurrentLayer(Protocol):
-    """The part of a Gated DeltaNet layer that its recurrence reads."""
+class GatedDeltaLayer(Protocol):
+    """The part of a Gated DeltaNet layer that Qwen3.5 and Qwen3-Next share."""
 
     num_v_heads: int
     num_k_heads: int
@@ -95,12 +86,6 @@ class RecurrentLayer(Protocol):
     training: bool
     A_log: mx.array
     dt_bias: mx.array
-
-
-class GatedDeltaLayer(RecurrentLayer, Protocol):
-    """The part of a Gated DeltaNet layer that Qwen3.5 and Qwen3-Next share."""
-
-    conv_dim: int
     conv_kernel_size: int
     conv1d: Linear
     norm: GatedNorm
@@ -134,42 +119,31 @@ class HybridLayer(Protocol[DeltaT]):
 
     is_linear: bool
     linear_attn: DeltaT
-    self_attn: AttentionModule
+    self_attn: Attention
     input_layernorm: Norm
     post_attention_layernorm: Norm
     mlp: Linear
 
 
-class HybridTrunk(Protocol[DeltaT]):
+class HybridTrunk(Trunk, Protocol[DeltaT]):
     """A trunk of such layers."""
 
-    embed_tokens: Embedding
     layers: Sequence[HybridLayer[DeltaT]]
-    norm: Norm
     fa_idx: int
     pipeline_size: int
 
 
-class Qwen35Text(Protocol):
-    """Qwen3.5's language model, without the multimodal wrapper."""
+class HybridModel(Protocol[DeltaT]):
+    """A text model with such a trunk."""
 
-    model: HybridTrunk[SplitProjections]
-    sharding_group: mx.distributed.Group | None
+    @property
+    def model(self) -> HybridTrunk[DeltaT]: ...
 
 
 class Qwen35Model(Protocol):
-    """Qwen3.5's model class: the language model is an attribute of it."""
+    """Qwen3.5's model class: the language model, without the multimodal wrapper, is in it."""
 
-    language_model: Qwen35Text
-
-
-class Qwen3NextModel(Protocol):
-    """Qwen3-Next's model class."""
-
-    model: HybridTrunk[FusedProjections]
-
-
-# Families that have multi-token-prediction heads.
+    language_model: HybridModel[SplitProjections]
 
 
 class LayerArgs(Protocol):
@@ -184,21 +158,7 @@ class LayerArgs(Protocol):
     mlp_only_layers: list[int]
 
 
-class HeadTrunk(Protocol):
-    """The module under the output matrix."""
-
-    embed_tokens: Embedding
-    norm: Norm
-
-
-class HeadTarget(Protocol):
-    """The module that holds the output matrix, if the model has one of its own."""
+class HeadTarget(TextModel, Protocol):
+    """A text model that a head fits."""
 
     args: LayerArgs
-    model: HeadTrunk
-
-
-class ShardedTarget(Protocol):
-    """A target whose output matrix may be split over processes."""
-
-    sharding_group: mx.distributed.Group | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, cast
 
 import mlx.core as mx
@@ -32,98 +33,72 @@ def check_against_stock(adapter: SpeculativeModel, stock: StockModel) -> None:
     Both are fed the same chunks into fresh caches, which are released. On the CPU every bit
     must be equal; elsewhere the logits may differ by rounding.
 
-    Args:
-        adapter: The adapter.
-        stock: The model that it drives.
-
     Raises:
         UnsupportedModelError: The logits differ, or one of the two raised. Names the adapter
             and the difference.
         CannotRewindError: No backend can rewind one of the model's caches.
     """
-    name, family = _name(adapter), type(stock).__module__
+    family = type(stock).__module__
+    name = f"{type(adapter).__module__}:{type(adapter).__qualname__}"
+    remedy = (
+        f"Compare its forward with Model.__call__ of {family}, which may scale or cap logits "
+        "after the output matrix, scale embeddings, or choose caches and masks in its own way, "
+        "and write an adapter that does the same (see 'Writing an adapter')"
+    )
     try:
-        width = _width(stock)
+        # Known without computing the logits.
+        width = stock(mx.array([[0]]), cache=_stock_cache(stock)).shape[-1]
         if adapter.vocab_size != width:
             raise UnsupportedModelError(
                 f"{name}: vocab_size is {adapter.vocab_size}, and the logits of {family} have "
                 f"{width} columns"
             )
-        tokens = _tokens(width)
-        expected = _stock_logits(stock, tokens, CHUNKS)
-        found = _logits(adapter, tokens)
+        # Spread over the vocabulary: the first ids are special, and often untrained.
+        count = sum(CHUNKS)
+        tokens = mx.array([[width * (place + 1) // (count + 2) for place in range(count)]])
+        expected, cache = _stock_logits(stock, tokens, CHUNKS), adapter.make_cache()
+        blocks = [adapter.forward(block, cache).logits for block in _blocks(tokens, CHUNKS)]
+        found = mx.concatenate(blocks, axis=1)
         mx.eval(expected, found)
     except SpeculateError:
         raise
     except Exception as error:
         text = " ".join(str(error).split())
         raise UnsupportedModelError(
-            f"{name} cannot drive {family}: {type(error).__name__}: {text}. {_remedy(family)}"
+            f"{name} cannot drive {family}: {type(error).__name__}: {text}. {remedy}"
         ) from error
     if found.shape != expected.shape or found.dtype != expected.dtype:
         difference = f"{found.dtype} {found.shape} instead of {expected.dtype} {expected.shape}"
     elif mx.array_equal(found, expected, equal_nan=True):
         return
     else:
-        allowed = _allowed(stock, tokens, expected)
         largest, difference = _difference(found, expected)
-        if largest <= allowed:
+        if largest <= _allowed(stock, tokens, expected):
             return
     raise UnsupportedModelError(
         f"{name} gives other logits than {family}, and would change the text: {difference}. "
-        f"{_remedy(family)}"
+        f"{remedy}"
     )
-
-
-def _name(adapter: SpeculativeModel) -> str:
-    return f"{type(adapter).__module__}:{type(adapter).__qualname__}"
-
-
-def _remedy(family: str) -> str:
-    return (
-        f"Compare its forward with Model.__call__ of {family}, which may scale or cap logits "
-        "after the output matrix, scale embeddings, or choose caches and masks in its own way, "
-        "and write an adapter that does the same (see 'Writing an adapter')"
-    )
-
-
-def _width(stock: StockModel) -> int:
-    """Return the columns of the stock model's logits, without computing them."""
-    return stock(mx.array([[0]]), cache=_stock_cache(stock)).shape[-1]
-
-
-def _tokens(width: int) -> list[int]:
-    """Return ids spread over the vocabulary: the first ones are special, and often untrained."""
-    count = sum(CHUNKS)
-    return [width * (place + 1) // (count + 2) for place in range(count)]
 
 
 def _stock_cache(stock: StockModel) -> list[object]:
     return cast("list[object]", make_prompt_cache(cast(Module, stock)))
 
 
-def _stock_logits(stock: StockModel, tokens: Sequence[int], chunks: Sequence[int]) -> mx.array:
+def _stock_logits(stock: StockModel, tokens: mx.array, chunks: Sequence[int]) -> mx.array:
     cache = _stock_cache(stock)
     return mx.concatenate([stock(block, cache=cache) for block in _blocks(tokens, chunks)], axis=1)
 
 
-def _logits(adapter: SpeculativeModel, tokens: Sequence[int]) -> mx.array:
-    cache = adapter.make_cache()
-    found = [adapter.forward(block, cache).logits for block in _blocks(tokens, CHUNKS)]
-    return mx.concatenate(found, axis=1)
+def _blocks(tokens: mx.array, chunks: Sequence[int]) -> list[mx.array]:
+    return [*mx.split(tokens, [*accumulate(chunks[:-1])], axis=1)]
 
 
-def _blocks(tokens: Sequence[int], chunks: Sequence[int]) -> list[mx.array]:
-    ends = [sum(chunks[: index + 1]) for index in range(len(chunks))]
-    return [mx.array([tokens[end - n : end]]) for end, n in zip(ends, chunks, strict=True)]
-
-
-def _allowed(stock: StockModel, tokens: Sequence[int], expected: mx.array) -> float:
+def _allowed(stock: StockModel, tokens: mx.array, expected: mx.array) -> float:
     """Return the largest difference that rounding explains: 0 on the CPU."""
     if mx.default_device().type == mx.cpu:
         return 0.0
-    whole = _stock_logits(stock, tokens, [len(tokens)])
-    noise, _ = _difference(whole, expected)
+    noise, _ = _difference(_stock_logits(stock, tokens, [tokens.shape[1]]), expected)
     finite = mx.where(mx.isfinite(expected), mx.abs(expected.astype(mx.float32)), 0.0)
     exponent = math.frexp(cast(float, finite.max().item()))[1] - 1
     return max(ULPS * 2.0 ** (exponent - DIGITS[expected.dtype]), MARGIN * noise)

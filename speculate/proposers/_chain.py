@@ -8,16 +8,17 @@ from typing import Final, final
 import mlx.core as mx
 
 from speculate._mx import arrays_of
+from speculate.backends.group import CacheGroup, group_of
+from speculate.errors import SpeculateError
 from speculate.protocols import Choice, Choose, Draft, Rollbackable
 
 PROMPT_TOKENS: Final = 64
 """A commit of at least this many tokens is part of a prompt, and is fed at once."""
 
 MAX_BACKLOG: Final = 1024
-"""Tokens at which the backlog is fed even without a draft.
+"""Tokens at which the backlog is fed even without a draft: in vain if none is asked for again.
 
-A smaller limit feeds tokens in vain if the proposer is never asked again. A larger one delays the
-next draft, and keeps more hidden states in memory.
+More would delay the next draft, and keep more hidden states in memory.
 """
 
 FLUSH_CHUNK: Final = 2048
@@ -31,45 +32,40 @@ That forward computes logits for each of them, and records what is needed to rol
 
 
 @final
-class Backlog:
-    """Committed tokens that the proposer has not fed to its model yet.
+class Backlog(list[int]):
+    """Committed tokens, in order, that the proposer has not fed to its model yet.
 
     They are kept on the host: an array would have to be evaluated early, because the next step
     may run in another thread, where the streams of this one are unknown.
-
-    Attributes:
-        ids: The tokens, in order.
     """
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-
-    def add(self, ids: Sequence[int]) -> None:
-        """Append tokens."""
-        self.ids += ids
 
     def tokens(self) -> mx.array:
         """All tokens, `(n,)` uint32."""
-        return mx.array(self.ids, dtype=mx.uint32)
+        return mx.array(self, dtype=mx.uint32)
 
-    def first(self) -> mx.array:
-        """The first tokens, as many as one forward takes, `(n,)` uint32."""
-        return mx.array(self.ids[:FLUSH_CHUNK], dtype=mx.uint32)
+    def split(self) -> tuple[Backlog, Backlog]:
+        """The first tokens, as many as one forward takes, and the others."""
+        return Backlog(self[:FLUSH_CHUNK]), Backlog(self[FLUSH_CHUNK:])
 
     def before(self, token: mx.array) -> mx.array:
         """All tokens followed by `token` `(1,)`."""
-        return mx.concatenate([self.tokens(), token]) if self.ids else token
+        return mx.concatenate([self.tokens(), token]) if self else token
 
     def should_flush(self, committed: int) -> bool:
         """Whether to feed all tokens now, after a commit of `committed` tokens."""
-        return committed >= PROMPT_TOKENS or len(self.ids) >= MAX_BACKLOG
+        return committed >= PROMPT_TOKENS or len(self) >= MAX_BACKLOG
 
     def own_batch(self) -> int:
-        """Number of tokens to feed in a batch of their own before the next draft; or 0.
+        """Tokens to feed in a batch of their own before the next draft; see `CatchesUp.behind`."""
+        return len(self) if len(self) > MAX_SHARED_BACKLOG else 0
 
-        See `CatchesUp.behind`.
-        """
-        return len(self.ids) if len(self.ids) > MAX_SHARED_BACKLOG else 0
+
+def required_group(cache: Sequence[Rollbackable], whose: str) -> CacheGroup:
+    """The group of caches that `make_cache` returned, or an error."""
+    group = group_of(cache)
+    if group is None:
+        raise SpeculateError(f"{whose} make_cache returned caches without a group")
+    return group
 
 
 def draft_chain(
@@ -83,7 +79,7 @@ def draft_chain(
 
     Args:
         tokens: `(n,)` ids to feed with the first step: backlog and last token.
-        limit: Tokens to draft, at least 1.
+        limit: At least 1.
         choose: Chooses a token from a row of logits.
         step: Feeds the tokens of step number `index`, and returns logits `(1, vocabulary)` of
             the next token.

@@ -8,17 +8,10 @@ from typing import Final, cast, final
 import mlx.core as mx
 
 from speculate._mx import arrays_of
-from speculate.backends.group import CacheGroup, group_of
-from speculate.errors import CannotRewindError, OptionError, SpeculateError, VocabularyMismatchError
-from speculate.proposers._chain import Backlog, draft_chain
-from speculate.protocols import (
-    Choose,
-    Commit,
-    Draft,
-    Fingerprinted,
-    Rollbackable,
-    SpeculativeModel,
-)
+from speculate.backends.group import CacheGroup
+from speculate.errors import CannotRewindError, OptionError, VocabularyMismatchError
+from speculate.proposers._chain import Backlog, draft_chain, required_group
+from speculate.protocols import Choose, Commit, Draft, Fingerprinted, Rollbackable, SpeculativeModel
 from speculate.validation import refuse, validated_text
 
 MIN_SHARED_VOCABULARY: Final = 0.99
@@ -29,13 +22,12 @@ MAX_PADDING_COLUMNS: Final = 1024
 
 
 def check_vocabularies(target: SpeculativeModel, draft: SpeculativeModel) -> None:
-    """Raise if the ids of the draft model mean something else to the target.
+    """Compare the ids of both tokenizers' tokens or, if one is unknown, the number of columns.
 
-    If both tokenizers are known, the ids of their tokens are compared. Otherwise only the number
-    of columns is: they may differ by padding of up to 1024 columns, and up to a quarter.
+    Columns may differ by padding: by up to 1024, and up to a quarter.
 
     Raises:
-        VocabularyMismatchError: The two do not match.
+        VocabularyMismatchError: The ids of the draft model mean something else to the target.
     """
     if target.vocabulary is not None and draft.vocabulary is not None:
         small, large = sorted((target.vocabulary, draft.vocabulary), key=len)
@@ -114,15 +106,14 @@ class DraftModel:
         self._backlog = Backlog()
         self._in_flight = 0  # forwards of the draft in flight
         self._restore_prefill: list[Callable[[], None]] = []
-        started_empty = cache is not None and not any(layer.length() for layer in cache)
-        self._restore_empty = [layer.checkpoint() for layer in cache or ()] if started_empty else []
+        empty = not any(layer.length() for layer in cache or ())
+        self._restore_empty = [layer.checkpoint() for layer in cache or () if empty]
         # A model that cannot be rewound is refused here and not in the middle of a sequence.
         self._use(draft.make_cache() if cache is None else cache)
 
     def __repr__(self) -> str:
-        return (
-            f"<DraftModel '{self._name}': {type(self._draft).__name__}, position {self._position}>"
-        )
+        kind = type(self._draft).__name__
+        return f"<DraftModel '{self._name}': {kind}, position {self._position}>"
 
     @property
     def name(self) -> str:
@@ -142,7 +133,10 @@ class DraftModel:
         if self._caller_cache is None:
             self._use(self._draft.make_cache(position=position))
         else:
-            self._undo_prefill()
+            # A prompt that was fed and then abandoned is no part of the caller's caches.
+            for restore in self._restore_prefill:
+                restore()
+            self._restore_prefill = []
             self._trim_to(position)
             self._use(self._cache)
             self._restore_prefill = [cache.checkpoint() for cache in self._cache]
@@ -154,20 +148,18 @@ class DraftModel:
 
         Does nothing unless all of them are known: a cache that starts late has other positions.
         """
-        held = 0 if self._caller_cache is None else max(cache.length() for cache in self._cache)
-        lacking = self._position - held
+        lacking = self._position - (0 if self._caller_cache is None else self._held())
         missing = list(ids)[-lacking:] if lacking else []
         if not missing or len(missing) < lacking:
             return
         if self._caller_cache is None:
             self._use(self._draft.make_cache())
-        self._backlog.add(clamp_ids(self._draft, missing))
+        self._backlog += clamp_ids(self._draft, missing)
 
     def position(self) -> int:
         return self._position
 
     def behind(self) -> int:
-        """See `CatchesUp`."""
         return self._backlog.own_batch()
 
     def commit(self, commit: Commit, /) -> None:
@@ -175,26 +167,27 @@ class DraftModel:
         if self._in_flight:
             accepted = commit.tokens.shape[0] - 1
             known = 1 + min(accepted, self._in_flight - 1) if commit.verdict else 0
-            keep = len(self._backlog.ids) + known
+            keep = len(self._backlog) + known
             # The backlog is emptied before its tokens are kept: an interrupt between the two
             # leaves the cache short of tokens, and never with a token fed twice.
             self._backlog, self._in_flight = Backlog(), 0
             self._group.keep(keep)
         if known < commit.tokens.shape[0]:
-            self._backlog.add(clamp_ids(self._draft, commit.ids[known:]))
+            self._backlog += clamp_ids(self._draft, commit.ids[known:])
         self._position += commit.tokens.shape[0]
         if self._backlog.should_flush(commit.tokens.shape[0]):
             self._flush()
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
         self._restore_prefill = []
+        target = self._draft if self._target is None else self._target
         # Padding ids beyond the target's own mean nothing to the target.
-        columns = self._shared_columns()
+        columns = min(self._draft.vocab_size, target.vocab_size)
         if self.behind():
             self._flush()
         # The token is read only if the target has ids that the draft model lacks. The decoder
         # made the array from a number, so that reading it does not wait for the device.
-        if self._target_columns() > columns and cast(int, newest.item()) >= columns:
+        if target.vocab_size > columns and cast(int, newest.item()) >= columns:
             return Draft(mx.zeros((0,), dtype=mx.uint32))
 
         def step(tokens: mx.array, index: int) -> mx.array:
@@ -217,18 +210,9 @@ class DraftModel:
 
     def _use(self, cache: list[Rollbackable]) -> None:
         """Work on these caches from now on, and record what is fed to them."""
-        group = group_of(cache)
-        if group is None:
-            raise SpeculateError("the draft model's make_cache returned caches without a group")
-        self._cache, self._group = cache, group
+        self._cache, self._group = cache, required_group(cache, "the draft model's")
         self._group.stop()
         self._group.start()
-
-    def _undo_prefill(self) -> None:
-        """Restore the caller's caches after a prompt that was fed and then abandoned."""
-        for restore in self._restore_prefill:
-            restore()
-        self._restore_prefill = []
 
     def _trim_to(self, position: int) -> None:
         """Trim the caller's caches to `position` tokens, or raise if they cannot be trimmed."""
@@ -249,16 +233,15 @@ class DraftModel:
 
     def _flush(self) -> None:
         """Feed the backlog without recording, because committed tokens are not rolled back."""
-        while self._backlog.ids:
-            held, backlog = self._held(), self._backlog.ids
-            tokens = self._backlog.first()
-            self._backlog.ids = backlog[tokens.shape[0] :]
+        while self._backlog:
+            held, backlog = self._held(), self._backlog
+            first, self._backlog = backlog.split()
             self._group.stop()
             try:
-                self._draft.forward(tokens[None], self._cache)
+                self._draft.forward(first.tokens()[None], self._cache)
             except BaseException:
                 if self._held() == held:
-                    self._backlog.ids = backlog
+                    self._backlog = backlog
                 raise
             finally:
                 self._group.start()
@@ -267,9 +250,3 @@ class DraftModel:
     def _held(self) -> int:
         """Tokens in the cache."""
         return max(cache.length() for cache in self._cache)
-
-    def _shared_columns(self) -> int:
-        return min(self._draft.vocab_size, self._target_columns())
-
-    def _target_columns(self) -> int:
-        return (self._draft if self._target is None else self._target).vocab_size

@@ -7,9 +7,9 @@ from typing import final
 import mlx.core as mx
 
 from speculate._mx import arrays_of
-from speculate.backends.group import CacheGroup, group_of
+from speculate.backends.group import CacheGroup
 from speculate.errors import HeadNotFoundError, SpeculateError
-from speculate.proposers._chain import Backlog, draft_chain
+from speculate.proposers._chain import Backlog, draft_chain, required_group
 from speculate.protocols import (
     Choose,
     Commit,
@@ -68,10 +68,7 @@ class MTPChain:
     def begin(self, position: int, /) -> None:
         self._position = position
         self._cache = self._attached_head().make_cache(position)
-        group = group_of(self._cache)
-        if group is None:
-            raise SpeculateError("the head's make_cache returned caches without a group")
-        self._group = group
+        self._group = required_group(self._cache, "the head's")
         self._group.start()
         self._commits, self._backlog, self._true_rows = [], Backlog(), 0
 
@@ -79,14 +76,16 @@ class MTPChain:
         return self._position
 
     def behind(self) -> int:
-        """See `CatchesUp`."""
         return self._backlog.own_batch()
 
     def commit(self, commit: Commit, /) -> None:
-        self._end_draft()
+        if self._true_rows:
+            # Keeps the rows with the target's hidden states, and rolls back those of the chain.
+            self._group.keep(self._true_rows)
+            self._commits, self._backlog, self._true_rows = [], Backlog(), 0
         # A hidden state that is not fed yet is paired with the next token. Without one, the
         # first token has its row already, or starts the sequence and has no state before it.
-        self._backlog.add(commit.ids if self._commits else commit.ids[1:])
+        self._backlog += commit.ids if self._commits else commit.ids[1:]
         self._commits.append(commit)
         self._position += commit.tokens.shape[0]
         if self._backlog.should_flush(commit.tokens.shape[0]):
@@ -116,12 +115,6 @@ class MTPChain:
         self._group.rewind()
         self._true_rows = 0
         mx.eval(arrays_of(self._cache), [commit.hidden for commit in self._commits])
-
-    def _end_draft(self) -> None:
-        """Keep the rows with the target's hidden states, and roll back those of the chain."""
-        if self._true_rows:
-            self._group.keep(self._true_rows)
-            self._commits, self._backlog, self._true_rows = [], Backlog(), 0
 
     def _flush(self) -> None:
         """Feed every row whose token is known. The last hidden state has no token yet."""

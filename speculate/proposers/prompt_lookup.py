@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -16,9 +17,6 @@ from speculate.validation import validated_integer, validated_optional_integer, 
 ID_BITS: Final = 32
 """Bits of an id. An n-gram is stored as one integer, its last token in the lowest bits."""
 
-NO_TOKEN: Final = (1 << ID_BITS) - 1
-"""Stands for the missing tokens before the first one. No id is as large."""
-
 FORECAST_TOKENS: Final = 16
 """Tokens of a draft that are forecast and scored."""
 
@@ -26,12 +24,7 @@ FORECAST_TOKENS: Final = 16
 @final
 @attrs.frozen
 class Match:
-    """An earlier occurrence of the end of the sequence.
-
-    Attributes:
-        length: Number of equal tokens.
-        distance: Tokens from this occurrence to the end of the sequence, at least 1.
-    """
+    """An earlier occurrence of the last `length` tokens, `distance` tokens before them."""
 
     length: int
     distance: int
@@ -39,35 +32,28 @@ class Match:
 
 @final
 class NGramIndex:
-    """A sequence, and for each of its n-grams the position after the last occurrence.
+    """A sequence, `ids`, and for each of its n-grams the position after the last occurrence.
 
     An n-gram is added together with the token that follows it, so the end of the sequence is
     not among the occurrences, and every occurrence has a continuation. A token adds one entry
     per n-gram length, however long the sequence is.
 
     Args:
-        shortest: Length of the shortest n-grams, in tokens.
-        longest: Length of the longest n-grams, in tokens.
+        shortest: Tokens of the shortest n-grams.
+        longest: Tokens of the longest n-grams.
         window: Tokens at the end of the sequence that must contain an occurrence; `None` for
             the whole sequence.
-
-    Attributes:
-        ids: The sequence.
     """
 
     def __init__(self, shortest: int, longest: int, window: int | None) -> None:
-        self._lengths = range(longest, shortest - 1, -1)
-        self._window = window
-        self.clear()
-
-    def clear(self) -> None:
-        """Start an empty sequence."""
         self.ids: array[int] = array("I")
+        self._window = math.inf if window is None else window
         self._tables: list[tuple[int, int, dict[int, int]]] = [
-            (length, (1 << ID_BITS * length) - 1, {}) for length in self._lengths
+            (length, (1 << ID_BITS * length) - 1, {}) for length in range(longest, shortest - 1, -1)
         ]
         self._widest = self._tables[0][1]
-        self._ending = self._widest  # the longest n-gram at the end: NO_TOKEN, repeated
+        # The longest n-gram at the end. All bits, which no id has, for tokens before the first.
+        self._ending = self._widest
 
     def append(self, token: int) -> None:
         """Append an id to the sequence."""
@@ -80,8 +66,7 @@ class NGramIndex:
     def find(self, last_token: int | None = None) -> Match | None:
         """The most recent among the longest earlier occurrences of the end of the sequence.
 
-        Args:
-            last_token: An id to treat as if it were appended.
+        `last_token` is treated as if it were appended.
         """
         end, ending = len(self.ids), self._ending
         if last_token is not None:
@@ -91,15 +76,12 @@ class NGramIndex:
             # The n-gram that `last_token` itself follows is not in the index yet.
             if last_token is not None and not (ending ^ self._ending) & mask:
                 position = end - 1
-            if position is not None and self._in_window(end - position + length):
+            if position is not None and end - position + length <= self._window:
                 return Match(length, end - position)
         return None
 
     def _ending_with(self, token: int) -> int:
         return (self._ending << ID_BITS | token) & self._widest
-
-    def _in_window(self, reach: int) -> bool:
-        return self._window is None or reach <= self._window
 
 
 @final
@@ -116,13 +98,7 @@ class DraftScorer:
         self._scores: dict[tuple[int, int], list[int]] = {}  # (kind, position) -> compared, right
 
     def open(self, kind: int, distance: int, end: int) -> None:
-        """Start scoring a draft that could be made now.
-
-        Args:
-            kind: See `Outlook`.
-            distance: Tokens back to the start of the copy.
-            end: Length of the sequence, in tokens.
-        """
+        """Start scoring a draft at `end` that copies from `distance` tokens back."""
         self._open.setdefault(distance, deque()).append((kind, end))
 
     def observe(self, ids: Sequence[int], token: int) -> None:
@@ -153,12 +129,7 @@ class DraftScorer:
 @final
 @attrs.frozen
 class CopyRun:
-    """Consecutive positions with a match at the same distance.
-
-    Attributes:
-        distance: Distance of the matches, in tokens; 0 without a match.
-        length: Number of positions.
-    """
+    """`length` consecutive positions with a match at the same `distance`; 0 without a match."""
 
     distance: int = 0
     length: int = 0
@@ -174,13 +145,11 @@ class CopyRun:
 class PromptLookup:
     """Drafts by lookup: finds an earlier occurrence of the last tokens, and copies what followed.
 
-    The longest match counts, up to `max_ngram` tokens, and the most recent one among several. A
-    copy that reaches the end of the sequence continues with itself, so that a repetition is
-    drafted to any depth. If not even the last `min_ngram` tokens occurred before, the draft is
-    empty.
+    The longest match counts, up to `max_ngram` tokens, and the most recent one among several;
+    without one of `min_ngram` tokens the draft is empty. A copy that reaches the end of the
+    sequence continues with itself, so that a repetition is drafted to any depth.
 
-    Needs no model and no head, and drafts for any target. The time per token does not depend on
-    the length of the sequence.
+    Needs no model and no head. The time per token does not depend on the length of the sequence.
 
     Args:
         max_ngram: Most tokens to match.
@@ -208,11 +177,8 @@ class PromptLookup:
         self._name = name
         self._ngrams = fewest, most
         self._window = window
-        self._index = NGramIndex(fewest, most, window)
         self._scorer = DraftScorer()
-        self._copy_run = CopyRun()
-        self._skipped = 0
-        self._last_token: int | None = None
+        self.begin(0)
 
     def __repr__(self) -> str:
         fewest, most = self._ngrams
@@ -231,9 +197,10 @@ class PromptLookup:
 
     def begin(self, position: int, /) -> None:
         self._scorer.reset()
-        self._index.clear()
+        self._index = NGramIndex(*self._ngrams, self._window)
         self._copy_run = CopyRun()
-        self._skipped, self._last_token = position, None
+        self._skipped = position
+        self._last_token: int | None = None
 
     def position(self) -> int:
         return self._skipped + len(self._index.ids)
@@ -246,7 +213,8 @@ class PromptLookup:
         if commit.verdict is None and len(commit.ids) > 1:
             self._index_prompt(commit.ids)
         else:
-            self._index_output(commit.ids)
+            for token in commit.ids:
+                self._index_output(token)
         self._last_token = commit.newest
 
     def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
@@ -280,17 +248,15 @@ class PromptLookup:
         for token in ids:
             self._index.append(token)
 
-    def _index_output(self, ids: Sequence[int]) -> None:
-        """Add generated tokens, and score the drafts that would have been made of them."""
-        index = self._index
-        for token in ids:
-            self._scorer.observe(index.ids, token)
-            index.append(token)
-            match = index.find()
-            self._copy_run = self._copy_run.after(match)
-            if match is not None:
-                kind = self._kind(match, self._copy_run)
-                self._scorer.open(kind, match.distance, len(index.ids))
+    def _index_output(self, token: int) -> None:
+        """Add a generated token, and score the drafts that would have been made of it."""
+        self._scorer.observe(self._index.ids, token)
+        self._index.append(token)
+        match = self._index.find()
+        self._copy_run = self._copy_run.after(match)
+        if match is not None:
+            kind = self._kind(match, self._copy_run)
+            self._scorer.open(kind, match.distance, len(self._index.ids))
 
     def _kind(self, match: Match, run: CopyRun) -> int:
         """The length of the match, plus one if the copy was right for `max_ngram` tokens.

@@ -35,12 +35,7 @@ SamplerCallable = Callable[[mx.array], mx.array]
 
 @attrs.frozen(eq=False)
 class Verification:
-    """The outcome of verifying a draft.
-
-    Attributes:
-        accepted: `()` int32, the number of accepted drafts.
-        tokens: `(rows,)` ids, the bonus token for each possible number of accepted drafts.
-    """
+    """The outcome of verifying a draft: the `accepted` and `tokens` of a `Decision`."""
 
     accepted: mx.array
     tokens: mx.array
@@ -63,77 +58,52 @@ class AcceptanceRule(Protocol):
         """
 
 
-class TokenPicker(Protocol):
-    """Picks the target's own token for each row; drafts are accepted if they equal it.
-
-    Contract: the token picked for a row depends on that row and its position alone.
-    """
-
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
-        """Choose a drafted token at `position` from a proposer's logits `(1, vocabulary)`."""
-
-    def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
-        """The target's tokens, `(rows,)` ids, one for each row of `(rows, vocabulary)`."""
-
-
 def accepted_prefix(accepted: mx.array) -> mx.array:
     """Number of leading true values, `()` int32, of `(k,)` booleans with `k` at least 1."""
     return mx.cumprod(accepted.astype(mx.int32)).sum().astype(mx.int32)
 
 
-class ExactMatch:
-    """Accepts drafts while they equal the target's own tokens, which alone form the output.
+def most_likely(logits: mx.array) -> mx.array:
+    """Ids of the most likely tokens, `(rows,)`; the lowest id on ties.
 
-    Args:
-        picker: Picks the target's tokens.
+    As in mlx-lm, the maximum is taken over log-probabilities in the dtype of the logits: in half
+    precision these may tie where the logits do not.
     """
+    return mx.argmax(logits - mx.logsumexp(logits, axis=-1, keepdims=True), axis=-1)
 
-    def __init__(self, picker: TokenPicker) -> None:
-        self._picker = picker
+
+class ExactMatch(ABC):
+    """Accepts drafts while they equal the target's own tokens, which alone form the output."""
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
-        return self._picker.choose(logits, position)
+        return Choice(most_likely(logits))
+
+    @abstractmethod
+    def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
+        """The target's tokens, `(rows,)` ids, one for each row of `(rows, vocabulary)`.
+
+        Contract: the token picked for a row depends on that row and its position alone.
+        """
 
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
-        tokens = self._picker.pick(logits, positions)
+        tokens = self.pick(logits, positions)
         if not draft.tokens.shape[0]:
             return Verification(mx.zeros((), dtype=mx.int32), tokens)
         matches = tokens[: draft.tokens.shape[0]] == draft.tokens
         return Verification(accepted_prefix(matches), tokens)
 
 
-def most_likely(logits: mx.array) -> mx.array:
-    """Ids of the most likely tokens; the lowest id on ties.
-
-    Args:
-        logits: `(rows, vocabulary)`.
-
-    Returns:
-        `(rows,)` ids. As in mlx-lm, the maximum is taken over log-probabilities in the dtype of
-        the logits: in half precision these may tie where the logits do not.
-    """
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    return mx.argmax(logprobs, axis=-1)
-
-
 @final
-class Greedy:
+class Greedy(ExactMatch):
     """Picks the most likely token."""
-
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
-        return Choice(most_likely(logits))
 
     def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
         return most_likely(logits)
 
 
 @final
-class Coupled:
-    """Draws tokens with noise that target and proposers share.
-
-    Args:
-        distribution: Filters, temperature and seed of the sequence.
-    """
+class Coupled(ExactMatch):
+    """Draws tokens from a distribution, with noise that target and proposers share."""
 
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
@@ -148,21 +118,15 @@ class Coupled:
 
 
 @final
-class CallablePicker:
-    """Calls an mlx-lm sampler for each row, in order.
+class CallablePicker(ExactMatch):
+    """Calls an mlx-lm sampler, as `make_sampler` returns it, for each row, in order.
 
     The output has the sampler's distribution. The sampler has its own generator, so seeds have
     no effect.
-
-    Args:
-        sampler: As returned by `mlx_lm.sample_utils.make_sampler`.
     """
 
     def __init__(self, sampler: SamplerCallable) -> None:
         self._sampler = sampler
-
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
-        return Choice(most_likely(logits))
 
     def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
@@ -171,11 +135,7 @@ class CallablePicker:
 
 
 class _SpeculativeSampling(ABC):
-    """Base of the two rules that verify drafts by their distributions, with fresh noise per round.
-
-    Args:
-        distribution: Filters, temperature and seed of the sequence.
-    """
+    """Base of the rules that verify drafts by their distributions, with fresh noise per round."""
 
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
@@ -190,16 +150,14 @@ class _SpeculativeSampling(ABC):
 
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
         p = mx.softmax(self._distribution.log_weights(logits, positions), axis=-1)
-        k = draft.tokens.shape[0]
-        if k == 0:
-            verified = Verification(mx.zeros((), dtype=mx.int32), self._draw(p, p, positions))
-        else:
+        if k := draft.tokens.shape[0]:
             q = draft_probabilities(draft, p.shape[-1])
             keys = [self._key(ACCEPTANCE_STREAM, position) for position in positions[:k]]
             accepted, residual = self._verify(p, q, draft.tokens, uniform(keys, 1)[:, 0])
-            verified = Verification(
-                accepted, self._draw(mx.concatenate([residual, p[k:]]), p, positions)
-            )
+            weights = mx.concatenate([residual, p[k:]])
+        else:
+            accepted, weights = mx.zeros((), dtype=mx.int32), p
+        verified = Verification(accepted, self._draw(weights, p, positions))
         self._round += 1
         return verified
 
@@ -207,15 +165,14 @@ class _SpeculativeSampling(ABC):
     def _verify(
         self, p: mx.array, q: mx.array, tokens: mx.array, coins: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """Verify `k` drafts, at least 1.
+        """Verify `k` drafts `tokens`, at least 1, with a uniform coin each.
 
         Args:
             p: `(rows, vocabulary)`, the target's probabilities.
-            q: `(k, vocabulary)`, the probabilities that each draft was drawn with. A row of
-                zeros marks a draft without a valid distribution: it and all later drafts must
-                be rejected, and the token in its place has distribution p.
-            tokens: `(k,)` drafts.
-            coins: `(k,)`, uniform.
+            q: `(k, vocabulary)`, from `draft_probabilities`. A draft whose row is zero and all
+                later ones must be rejected, and the token in its place has distribution p.
+            tokens: `(k,)`.
+            coins: `(k,)`.
 
         Returns:
             The number of accepted drafts, `()` int32, and the weights `(k, vocabulary)` of the
@@ -238,9 +195,6 @@ class Rejection(_SpeculativeSampling):
     """Rejection sampling: accepts a draft d with probability min(1, p(d) / q(d)).
 
     Leviathan, Kalman and Matias, arXiv 2211.17192.
-
-    Args:
-        distribution: Filters, temperature and seed of the sequence.
     """
 
     def _verify(
@@ -256,9 +210,6 @@ class BlockVerification(_SpeculativeSampling):
     """Verifies the drafts of a block jointly, and accepts the longest prefix that passes.
 
     Sun et al., arXiv 2403.10444.
-
-    Args:
-        distribution: Filters, temperature and seed of the sequence.
     """
 
     def _verify(
@@ -275,15 +226,12 @@ class BlockVerification(_SpeculativeSampling):
         # What is left of the target's probability after each prefix, less that of the next draft.
         residual = mx.maximum(weight[:k, None] * p[:k] - q, 0)
         left = mx.concatenate([residual[1:].sum(axis=-1), mx.zeros((1,))])
-        return _longest_prefix(coins, weight[1:], left), residual
-
-
-def _longest_prefix(coins: mx.array, weight: mx.array, left: mx.array) -> mx.array:
-    """Length of the longest prefix whose coin passes, `()` int32; 0 if none does."""
-    k = coins.shape[0]
-    last = mx.arange(k) == k - 1
-    chance = mx.where(last, weight, left / mx.maximum(left + 1 - weight, 1e-30))
-    return mx.where(coins <= chance, mx.arange(1, k + 1), 0).max().astype(mx.int32)
+        passing = weight[1:]
+        last = mx.arange(k) == k - 1
+        chance = mx.where(last, passing, left / mx.maximum(left + 1 - passing, 1e-30))
+        # The longest prefix whose coin passes; 0 if none does.
+        longest = mx.where(coins <= chance, mx.arange(1, k + 1), 0).max()
+        return longest.astype(mx.int32), residual
 
 
 def at(rows: mx.array, ids: mx.array) -> mx.array:
@@ -295,17 +243,15 @@ def draft_probabilities(draft: Draft, width: int) -> mx.array:
     """Probabilities that the drafts were drawn with, `(k, width)` float32.
 
     A draft that was not drawn at random has probability 1. The row of a draft without a valid
-    distribution is 0: its log-probabilities are not finite, do not sum to 1 or rule out the
-    draft itself, so that the true distribution is unknown. Such a draft is always rejected,
-    which makes the target's own distribution the exact one for the token in its place.
+    distribution (see `Draft`) is 0, since the true one is unknown. Such a draft is always
+    rejected, so that the target's own distribution is exact for the token in its place.
     """
     tokens = draft.tokens
-    logprobs = draft.laws or [None] * tokens.shape[0]
     rows = [
         (mx.arange(width) == tokens[index]).astype(mx.float32)[None]
-        if row is None
-        else _fit_width(mx.exp(row), width)
-        for index, row in enumerate(logprobs)
+        if law is None
+        else _fit_width(mx.exp(law), width)
+        for index, law in enumerate(draft.laws or [None] * tokens.shape[0])
     ]
     q = mx.concatenate(rows)
     # A sum that is infinite or NaN is not close to 1 either.

@@ -31,13 +31,7 @@ def top_p(logprobs: mx.array, p: float) -> mx.array:
 
 
 def min_p(logprobs: mx.array, p: float, keep: int) -> mx.array:
-    """Keep tokens that are at least `p` times as likely as the most likely one.
-
-    Args:
-        logprobs: `(rows, vocabulary)`.
-        p: Above 0, at most 1.
-        keep: Number of most likely tokens to keep in any case.
-    """
+    """Keep the `keep` most likely tokens, and those at least `p` times as likely as the first."""
     threshold = logprobs.max(axis=-1, keepdims=True) + math.log(p)
     if keep > 1:
         threshold = mx.minimum(threshold, _nth_largest(logprobs, keep))
@@ -59,14 +53,10 @@ def top_k(logprobs: mx.array, k: int) -> mx.array:
 def xtc(
     logprobs: mx.array, coins: mx.array, probability: float, threshold: float, spare: Sequence[int]
 ) -> mx.array:
-    """In randomly chosen rows, remove all tokens above `threshold` except the least likely one.
+    """Remove all tokens likelier than `threshold` except the least likely one of these.
 
-    Args:
-        logprobs: `(rows, vocabulary)`; `-inf` for tokens removed by earlier filters.
-        coins: `(rows, 1)`, uniform; rows whose coin is at most `probability` lose tokens.
-        probability: Probability that a row loses tokens.
-        threshold: Probability above which a token is a top choice.
-        spare: Ids that are never removed.
+    Only rows whose coin, `(rows, 1)` uniform, is at most `probability` lose tokens. The ids in
+    `spare` are never removed.
     """
     probs = mx.softmax(logprobs, axis=-1)
     least = mx.where(probs > threshold, probs, mx.inf).min(axis=-1, keepdims=True)
@@ -89,12 +79,7 @@ def _below(logprobs: mx.array, threshold: mx.array) -> mx.array:
 @final
 @attrs.frozen
 class Distribution:
-    """The distribution that the tokens of one sequence are drawn from.
-
-    Attributes:
-        options: Filters and temperature; the temperature is above 0.
-        seed: Seed of the sequence.
-    """
+    """The distribution that the tokens of one sequence are drawn from, at a temperature above 0."""
 
     options: Sampling
     seed: int
@@ -117,9 +102,8 @@ class Distribution:
             logprobs = min_p(logprobs, o.min_p, o.min_tokens_to_keep)
         if o.xtc_probability > 0:
             coins = uniform([key(self.seed, XTC_STREAM, position) for position in positions], 1)
-            logprobs = xtc(
-                logprobs, coins, o.xtc_probability, o.xtc_threshold, o.xtc_special_tokens
-            )
+            spare = o.xtc_special_tokens
+            logprobs = xtc(logprobs, coins, o.xtc_probability, o.xtc_threshold, spare)
         if o.top_k > 0:
             logprobs = top_k(logprobs, o.top_k)
         return logprobs * (1 / o.temperature)

@@ -15,22 +15,15 @@ _MASK: Final = (1 << 64) - 1
 
 
 def key(seed: int, stream: int, position: int) -> tuple[int, int]:
-    """The key of one sequence position: two 32-bit words.
-
-    Args:
-        seed: Seed of the sequence.
-        stream: The use of the noise; different streams are independent.
-        position: Position of the token in the sequence.
-    """
+    """The key of one sequence position: two 32-bit words. Different streams are independent."""
     word = _mix64(_mix64(_mix64(seed & _MASK) + stream) + position)
     return word & 0xFFFFFFFF, word >> 32
 
 
 def hashes(keys: Sequence[tuple[int, int]], width: int) -> mx.array:
-    """Hash the ids `0` to `width - 1` under each key.
+    """Hash the ids `0` to `width - 1` under each key: `(len(keys), width)` uint32, uniform.
 
-    Returns:
-        `(len(keys), width)` uint32, uniform. Integer arithmetic: the same on every device.
+    Integer arithmetic: the same on every device.
     """
     ids = mx.arange(width, dtype=mx.uint32)[None]
     low = mx.array([[pair[0]] for pair in keys], dtype=mx.uint32)

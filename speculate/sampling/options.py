@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Literal, final
 
 import attrs
@@ -101,24 +102,8 @@ def _temperature(name: str, value: object) -> float:
     return found
 
 
-def _probability(name: str, value: object) -> float:
-    return validated_number(name, value, 0, 1)
-
-
-def _xtc_threshold(name: str, value: object) -> float:
-    return validated_number(name, value, 0, 0.5)
-
-
-def _penalty(name: str, value: object) -> float | None:
-    return None if value is None else validated_number(name, value)
-
-
-def _factor(name: str, value: object) -> float | None:
-    return None if value is None else validated_number(name, value, 0)
-
-
-def _at_least_one(name: str, value: object) -> int:
-    return validated_integer(name, value, 1)
+def _penalty(name: str, value: object, low: float | None = None) -> float | None:
+    return None if value is None else validated_number(name, value, low)
 
 
 def _bias(name: str, value: object) -> Mapping[int, float] | None:
@@ -127,28 +112,25 @@ def _bias(name: str, value: object) -> Mapping[int, float] | None:
         return None
     if not isinstance(value, Mapping):
         refuse(name, "a mapping from token ids to numbers, as {3: 1.5}", value)
-    ids = validated_ids(name, value)
-    amounts = [
-        amount if amount == -math.inf else validated_number(f"{name}[{id_}]", amount)
-        for id_, amount in zip(ids, value.values(), strict=True)
-    ]
-    return dict(zip(ids, amounts, strict=True))
+    return {
+        id_: amount if amount == -math.inf else validated_number(f"{name}[{id_}]", amount)
+        for id_, amount in zip(validated_ids(name, value), value.values(), strict=True)
+    }
 
 
-def _special(name: str, value: object) -> Sequence[int]:
-    return tuple(validated_ids(name, value))
-
+_probability = partial(validated_number, low=0, high=1)
+_at_least_one = partial(validated_integer, low=1)
 
 _VALIDATED: Final[Mapping[str, Callable[[str, object], object]]] = {
     "temperature": _temperature,
     "top_p": _probability,
-    "top_k": lambda name, value: validated_integer(name, value, 0),
+    "top_k": partial(validated_integer, low=0),
     "min_p": _probability,
     "min_tokens_to_keep": _at_least_one,
     "xtc_probability": _probability,
-    "xtc_threshold": _xtc_threshold,
-    "xtc_special_tokens": _special,
-    "repetition_penalty": _factor,
+    "xtc_threshold": partial(validated_number, low=0, high=0.5),
+    "xtc_special_tokens": lambda name, value: tuple(validated_ids(name, value)),
+    "repetition_penalty": partial(_penalty, low=0),
     "repetition_context_size": _at_least_one,
     "presence_penalty": _penalty,
     "presence_context_size": _at_least_one,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Self, final
 
 import mlx.core as mx
@@ -21,20 +21,17 @@ STATELESS_MODULES: Final = ("mlx_lm.sample_utils", "speculate.sampling.processor
 
 def penalties(options: Sampling) -> list[Processor]:
     """The processors requested by the options, in mlx-lm's order."""
-    found: list[Processor] = []
-    if options.logit_bias:
-        found.append(_bias(options.logit_bias.keys(), options.logit_bias.values()))
-    if options.repetition_penalty:
-        found.append(_repetition(options.repetition_penalty, options.repetition_context_size))
-    if options.presence_penalty:
-        found.append(_presence(options.presence_penalty, options.presence_context_size))
-    if options.frequency_penalty:
-        found.append(_frequency(options.frequency_penalty, options.frequency_context_size))
-    return found
+    of_recent = (
+        (_repetition, options.repetition_penalty, options.repetition_context_size),
+        (_presence, options.presence_penalty, options.presence_context_size),
+        (_frequency, options.frequency_penalty, options.frequency_context_size),
+    )
+    bias = [_bias(options.logit_bias)] if options.logit_bias else []
+    return bias + [_of_recent(rule, size, context) for rule, size, context in of_recent if size]
 
 
-def _bias(ids: Iterable[int], amounts: Iterable[float]) -> Processor:
-    indices, values = mx.array(list(ids)), mx.array(list(amounts))
+def _bias(amounts: Mapping[int, float]) -> Processor:
+    indices, values = mx.array(list(amounts)), mx.array(list(amounts.values()))
 
     def add_bias(tokens: mx.array, logits: mx.array) -> mx.array:
         return logits.at[:, indices].add(values.astype(logits.dtype))
@@ -42,29 +39,27 @@ def _bias(ids: Iterable[int], amounts: Iterable[float]) -> Processor:
     return add_bias
 
 
-def _repetition(penalty: float, context: int) -> Processor:
+def _of_recent(
+    rule: Callable[[mx.array, mx.array, float], mx.array], penalty: float, context: int
+) -> Processor:
     def penalize(tokens: mx.array, logits: mx.array) -> mx.array:
-        recent = tokens[-context:]
-        old = logits[:, recent]
-        new = mx.where(old < 0, old * penalty, old / penalty)
-        return mx.put_along_axis(logits, recent[None], new, axis=1)
+        return rule(logits, tokens[-context:], penalty)
 
     return penalize
 
 
-def _presence(penalty: float, context: int) -> Processor:
-    def penalize(tokens: mx.array, logits: mx.array) -> mx.array:
-        recent = tokens[-context:]
-        return mx.put_along_axis(logits, recent[None], logits[:, recent] - penalty, axis=1)
-
-    return penalize
+def _repetition(logits: mx.array, recent: mx.array, penalty: float) -> mx.array:
+    old = logits[:, recent]
+    new = mx.where(old < 0, old * penalty, old / penalty)
+    return mx.put_along_axis(logits, recent[None], new, axis=1)
 
 
-def _frequency(penalty: float, context: int) -> Processor:
-    def penalize(tokens: mx.array, logits: mx.array) -> mx.array:
-        return logits.at[:, tokens[-context:]].subtract(penalty)
+def _presence(logits: mx.array, recent: mx.array, penalty: float) -> mx.array:
+    return mx.put_along_axis(logits, recent[None], logits[:, recent] - penalty, axis=1)
 
-    return penalize
+
+def _frequency(logits: mx.array, recent: mx.array, penalty: float) -> mx.array:
+    return logits.at[:, recent].subtract(penalty)
 
 
 @runtime_checkable
@@ -91,11 +86,7 @@ class ForkableProcessor(Protocol):
 
 @final
 class Processors:
-    """A chain of processors: the options' own first, then the caller's.
-
-    Args:
-        own: Stateless functions, which may be called for any row.
-        given: The caller's processors.
+    """A chain of processors: the options' `own`, then those `given` by the caller.
 
     Raises:
         OptionError: A processor is an object that may keep state and has no `fork()`.
@@ -108,10 +99,9 @@ class Processors:
                     f"logits processor {type(processor).__name__} is an object, which may keep "
                     "state, and has no fork() to copy it. Add fork(), or pass a plain function."
                 )
-        self._given: list[Processor] = [*own, *given]
-        self._fresh = [_forked(processor) for processor in self._given]
-        self._chain = self._given
-        self._sequences = 0
+        self._chain = [*own, *given]
+        self._fresh = [_forked(processor) for processor in self._chain]
+        self._used = False
 
     @property
     def is_stateless(self) -> bool:
@@ -119,13 +109,10 @@ class Processors:
         return all(_is_function(p) and p.__module__ in STATELESS_MODULES for p in self._chain)
 
     def reset(self) -> None:
-        """Start a sequence with the state that the processors were passed in with.
-
-        The first sequence uses the caller's own objects, later ones use copies.
-        """
-        if self._sequences > 0:
+        """Start a sequence: the first one with the caller's own objects, others with copies."""
+        if self._used:
             self._chain = [_forked(processor) for processor in self._fresh]
-        self._sequences += 1
+        self._used = True
 
     def __len__(self) -> int:
         return len(self._chain)

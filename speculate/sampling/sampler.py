@@ -14,7 +14,6 @@ from speculate.sampling.acceptance import (
     BlockVerification,
     CallablePicker,
     Coupled,
-    ExactMatch,
     Greedy,
     Rejection,
     SamplerCallable,
@@ -26,12 +25,7 @@ from speculate.sampling.processors import Processor, Processors, penalties
 
 @final
 class TokenSampler:
-    """Chooses the tokens of one sequence.
-
-    Args:
-        rule: Verifies drafts and draws tokens.
-        processors: Applied to the target's logits before the rule.
-    """
+    """Chooses the tokens of one sequence: applies processors, then a rule, to target logits."""
 
     def __init__(self, rule: AcceptanceRule, processors: Processors) -> None:
         self._rule = rule
@@ -59,7 +53,9 @@ class TokenSampler:
                 return self._verify_row_by_row(tokens, draft, logits)
             rows = [self._processed(tokens, draft, logits, row) for row in range(logits.shape[0])]
             logits = mx.concatenate(rows)
-        verified = self._rule.verify(logits, self._positions(0, logits.shape[0]), draft)
+        first = self._position + 1
+        positions = range(first, first + logits.shape[0])
+        verified = self._rule.verify(logits, positions, draft)
         return Decision(verified.accepted, verified.tokens, logits)
 
     def keep(self, tokens: mx.array, /) -> None:
@@ -73,11 +69,6 @@ class TokenSampler:
         known = tokens.shape[0] - draft.tokens.shape[0] + row
         return self._processors.apply(tokens[:known], logits[row : row + 1])
 
-    def _positions(self, row: int, count: int) -> range:
-        """Sequence positions that `count` rows from `row` on predict."""
-        first = self._position + 1 + row
-        return range(first, first + count)
-
     def _verify_row_by_row(self, tokens: mx.array, draft: Draft, logits: mx.array) -> Decision:
         """Verify drafts one by one, calling processors only for rows whose prefix is accepted.
 
@@ -89,7 +80,7 @@ class TokenSampler:
             row = len(rows)
             rows.append(self._processed(tokens, draft, logits, row))
             one = Draft(draft.tokens[row : row + 1], draft.laws[row : row + 1])
-            verified = self._rule.verify(rows[-1], self._positions(row, 1), one)
+            verified = self._rule.verify(rows[-1], [self._position + 1 + row], one)
             if cast(int, verified.accepted.item()) == 0:
                 emitted.append(verified.tokens)
                 break
@@ -109,10 +100,6 @@ class TokenSampler:
 class SamplerFactory:
     """Makes a sampler for each sequence of a decoder.
 
-    Args:
-        sampling: Options, or an mlx-lm sampler.
-        processors: The caller's logits processors.
-
     Raises:
         OptionError: A processor may keep state and has no `fork()`.
     """
@@ -125,15 +112,15 @@ class SamplerFactory:
         self._processors = Processors(own, processors)
 
     def begin_sequence(self) -> tuple[Sampler, int | None]:
-        """A sampler for one sequence, and the seed that reproduces it.
+        """A sampler for one sequence, and the seed that reproduces it, drawn if none is given.
 
-        Without a seed in the options, one is drawn. It is `None` for greedy decoding and for
-        an mlx-lm sampler.
+        The seed is `None` for greedy decoding and for an mlx-lm sampler.
         """
         seed: int | None = None
         if isinstance(self._sampling, Sampling) and self._sampling.temperature > 0:
-            given = self._sampling.seed
-            seed = _random_seed() if given is None else given
+            seed = self._sampling.seed
+            if seed is None:
+                seed = int.from_bytes(os.urandom(8), "big") >> 1  # 63 bits
         self._processors.reset()
         return self.sampler(seed or 0), seed
 
@@ -145,17 +132,12 @@ class SamplerFactory:
 def _acceptance_rule(sampling: Sampling | SamplerCallable, seed: int) -> AcceptanceRule:
     """The acceptance rule for one sequence."""
     if not isinstance(sampling, Sampling):
-        return ExactMatch(CallablePicker(sampling))
+        return CallablePicker(sampling)
     if sampling.temperature == 0:
-        return ExactMatch(Greedy())
+        return Greedy()
     distribution = Distribution(sampling, seed)
     if sampling.mode == "rejection":
         return Rejection(distribution)
     if sampling.mode == "block":
         return BlockVerification(distribution)
-    return ExactMatch(Coupled(distribution))
-
-
-def _random_seed() -> int:
-    """A seed of 63 bits from the operating system."""
-    return int.from_bytes(os.urandom(8), "big") >> 1
+    return Coupled(distribution)

@@ -19,7 +19,6 @@ from speculate.sampling.acceptance import (
     Verification,
     accepted_prefix,
     at,
-    most_likely,
 )
 from speculate.sampling.filters import Distribution
 from speculate.sampling.processors import Processors
@@ -89,7 +88,7 @@ class LikelyDraftsAreAccepted:
     suite = RuleTests
 
     def __init__(self, distribution: Distribution) -> None:
-        self._inner = ExactMatch(Coupled(distribution))
+        self._inner = Coupled(distribution)
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
         return self._inner.choose(logits, position)
@@ -135,16 +134,6 @@ class OneTokenTooManyIsAccepted:
         patch.setattr(TokenSampler, "verify", generous)
 
 
-class GlobalNoise:
-    """Draws as mlx-lm does."""
-
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
-        return Choice(most_likely(logits))
-
-    def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
-        return mx.random.categorical(logits)
-
-
 @fault(
     "Noise comes from `mx.random`.",
     caught_by="test_global_random_state_is_unchanged",
@@ -153,11 +142,18 @@ class NoiseIsGlobal(ExactMatch):
     suite = RuleTests
 
     def __init__(self, distribution: Distribution) -> None:
-        super().__init__(GlobalNoise())
+        """Take no options: it draws as mlx-lm does."""
+
+    def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
+        return mx.random.categorical(logits)
 
 
-class CountingNoise:
-    """Keys noise by the number of rows seen instead of the position."""
+@fault(
+    "The noise of a token depends on how many tokens were verified before it.",
+    caught_by="test_output_is_that_of_plain_decoding",
+)
+class NoiseIsKeyedByConsumption(ExactMatch):
+    suite = RuleTests
 
     def __init__(self, distribution: Distribution) -> None:
         self._inner = Coupled(distribution)
@@ -169,17 +165,6 @@ class CountingNoise:
     def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
         self._used += len(positions)
         return self._inner.pick(logits, range(self._used - len(positions), self._used))
-
-
-@fault(
-    "The noise of a token depends on how many tokens were verified before it.",
-    caught_by="test_output_is_that_of_plain_decoding",
-)
-class NoiseIsKeyedByConsumption(ExactMatch):
-    suite = RuleTests
-
-    def __init__(self, distribution: Distribution) -> None:
-        super().__init__(CountingNoise(distribution))
 
 
 @fault(

@@ -25,7 +25,6 @@ from speculate.sampling.acceptance import (
     AcceptanceRule,
     BlockVerification,
     Coupled,
-    ExactMatch,
     Rejection,
 )
 from speculate.sampling.filters import Distribution
@@ -61,7 +60,7 @@ def rule_of(sampling: Sampling, seed: int) -> AcceptanceRule:
         return Rejection(one_text)
     if sampling.mode == "block":
         return BlockVerification(one_text)
-    return ExactMatch(Coupled(one_text))
+    return Coupled(one_text)
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -97,6 +97,7 @@ def with_head(name: str) -> Tiny:
     """A model of `kit` with a head of the real kind, whose weights are random."""
     trunk = TrunkBinding(get(name).stock)
     layer = trunk.layer(experts=name in {"qwen3_next", "qwen3_5_moe"}, intermediate=None)
-    module = _MTPModule(trunk.args.hidden_size, trunk.args.rms_norm_eps, [layer])
+    args = trunk.text.args
+    module = _MTPModule(args.hidden_size, args.rms_norm_eps, [layer])
     tiny.spread(module, seed=5)
     return adapted(get(name).module, QwenMTPHead(trunk, module), recurrence=tiny.recurrence(name))

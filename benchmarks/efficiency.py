@@ -58,8 +58,8 @@ def tasks(pair: Pair, prompt: Sequence[int]) -> dict[str, Task]:
     for depth in DEPTHS:
         for name in PROPOSERS:
             found[f"{name} {depth}"] = drafted(pair, name, depth, prompt)
-        newest = hidden[:, -1:]
-        found[f"mtp chain {depth}"] = head_chain(pair.head, heads, newest, prompt, depth)
+        last_token = hidden[:, -1:]
+        found[f"mtp chain {depth}"] = head_chain(pair.head, heads, last_token, prompt, depth)
         found[f"draft chain {depth}"] = draft_chain(pair.draft, drafts, prompt, 1, depth)
     for rows in range(1, DEPTHS[-1] + 2):
         found[f"forward {rows}"] = forwards(pair.target, caches, prompt, rows)

@@ -54,7 +54,9 @@ class ForcedModel:
     def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
         return self._model.adopt(cache)
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         out = self._model.forward(tokens, cache)
         fed = cast(Rollbackable, cache[-1]).length()
         after = self._text[fed - tokens.shape[1] + 1 : fed + 1]

@@ -21,7 +21,7 @@ from benchmarks import report
 from benchmarks.spread import Spread
 from speculate.backends.group import join
 from speculate.backends.kv import RewindableKVCache
-from speculate.protocols import Choose, Commit, Draft, Forward, MTPHead, Rollbackable
+from speculate.protocols import Commit, Draft, DraftSampler, Forward, MTPHead, Rollbackable
 
 DEPTH: Final = 4
 LAYERS: Final = 24
@@ -71,7 +71,9 @@ class Nothing:
         """There is nothing in a cache: a fresh one is as good."""
         return self.make_cache()
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         count = tokens.shape[1]
         for layer in cache:
             cast(RewindableKVCache, layer).offset += count
@@ -97,7 +99,7 @@ class Known:
     def attach(self, target: object, /) -> None:
         """Drafts for any model."""
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self._position = position
 
     def position(self) -> int:
@@ -106,7 +108,7 @@ class Known:
     def commit(self, commit: Commit, /) -> None:
         self._position += commit.tokens.shape[0]
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
         return self._draft
 
     def settle(self) -> None:

@@ -47,6 +47,9 @@ class Timed:
     def proposers(self) -> Sequence[Proposer]:
         return self._inner.proposers
 
+    def begin(self) -> None:
+        self._inner.begin()
+
     def plan(self, remaining: int | None, /) -> Plan:
         start = time.perf_counter_ns()
         plan = self._inner.plan(remaining)

@@ -25,7 +25,7 @@ from benchmarks.grow import HYBRIDS, grown_hybrid
 from benchmarks.prompts import prompts
 from benchmarks.spread import Spread
 from speculate import SpeculativeModel, speculation
-from speculate.protocols import Choose, Commit, Draft, Round
+from speculate.protocols import Commit, Draft, DraftSampler, Round
 
 DEPTH: Final = 4
 PROMPT: Final = 96
@@ -49,8 +49,8 @@ class Wrong:
     def attach(self, target: SpeculativeModel, /) -> None:
         self._inner.attach(target)
 
-    def begin(self, position: int, /) -> None:
-        self._inner.begin(position)
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
+        self._inner.begin(position, history)
 
     def position(self) -> int:
         return self._inner.position()
@@ -60,8 +60,8 @@ class Wrong:
         self._inner.commit(commit)
         self.seconds.append(time.perf_counter() - began)
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        draft = self._inner.propose(newest, limit, choose)
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        draft = self._inner.propose(last_token, limit, choose)
         # Token 2 is that of a rare character, and never what comes next here.
         return Draft(mx.full(draft.tokens.shape, 2, dtype=draft.tokens.dtype))
 

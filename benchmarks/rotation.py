@@ -19,7 +19,7 @@ ROUNDS: Final = 6
 
 @final
 @attrs.frozen
-class Choice:
+class DraftToken:
     """Who drafts, and how much; nobody at depth 0."""
 
     proposer: Proposer | None
@@ -41,7 +41,7 @@ class Rotation:
         rounds: What each choice did, without the first round of each turn.
     """
 
-    def __init__(self, choices: Mapping[str, Choice], turns: int) -> None:
+    def __init__(self, choices: Mapping[str, DraftToken], turns: int) -> None:
         self._choices = choices
         self._order = [name for _, name in in_turns(list(choices), turns)]
         self._planned = 0
@@ -57,6 +57,9 @@ class Rotation:
     def done(self) -> bool:
         """Whether every choice had its turns."""
         return self._planned > len(self._order) * ROUNDS
+
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
 
     def plan(self, remaining: int | None, /) -> Plan:
         turn = min(self._planned // ROUNDS, len(self._order) - 1)

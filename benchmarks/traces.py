@@ -22,7 +22,7 @@ import mlx.core as mx
 import speculate as sp
 from benchmarks.workloads import Request, workloads
 from speculate import SpeculativeModel
-from speculate.protocols import Choice, Commit, Proposer, Rollbackable, Verdict
+from speculate.protocols import Commit, DraftToken, Proposer, Rollbackable, Verdict
 
 DEPTH: Final = 8
 
@@ -50,11 +50,11 @@ class Chances:
 
     found: list[mx.array] = attrs.field(factory=list)
 
-    def choose(self, logits: mx.array, index: int) -> Choice:
-        """Greedy; see `Choose`."""
+    def choose(self, logits: mx.array, index: int) -> DraftToken:
+        """Greedy; see `DraftSampler`."""
         token = mx.argmax(logits, axis=-1)
         self.found.append(mx.softmax(logits, axis=-1).max(axis=-1))
-        return Choice(token)
+        return DraftToken(token)
 
 
 @final
@@ -66,10 +66,10 @@ class Record:
     drafts: list[list[int]] = attrs.field(factory=list)
     confidence: list[list[float]] = attrs.field(factory=list)
 
-    def guess(self, newest: mx.array) -> None:
-        """Ask for drafts after `newest`."""
+    def guess(self, last_token: mx.array) -> None:
+        """Ask for drafts after `last_token`."""
         chances = Chances()
-        draft = self.proposer.propose(newest, DEPTH, chances.choose)
+        draft = self.proposer.propose(last_token, DEPTH, chances.choose)
         self.drafts.append(cast("list[int]", draft.tokens.tolist()))
         found = cast("list[float]", mx.concatenate(chances.found).tolist())
         self.confidence.append([round(chance, 3) for chance in found])
@@ -103,10 +103,10 @@ class Speaker:
     def say(self, token: int | None) -> int:
         """Emit a token, the likeliest one where none is given, and let all guess what follows."""
         said = self._likeliest() if token is None else token
-        newest = mx.array([said])
+        last_token = mx.array([said])
         for record in self._records:
-            record.guess(newest)
-        self._logits = self._feed(newest, guessed=True)
+            record.guess(last_token)
+        self._logits = self._feed(last_token, guessed=True)
         return said
 
     def _likeliest(self) -> int:

@@ -35,7 +35,7 @@ class RewindableChunkedKVCache(AbandonsByCheckpoint, TrimsByOffset, ChunkedKVCac
         stock.state = (None, None, 0, stock.chunk_size, 0)
         return cache
 
-    def hand_back(self) -> ChunkedKVCache:
+    def release(self) -> ChunkedKVCache:
         stock = self._source or ChunkedKVCache(self.chunk_size)
         stock.state = self._content()
         self._fill((None, None, 0, self.chunk_size, 0))

@@ -5,12 +5,13 @@ The automaton of all substrings of the sequence grows by one token in amortised 
 Science 40).
 """
 
+from collections.abc import Sequence
 from typing import cast, final
 
 import mlx.core as mx
 
 from speculate import SpeculativeModel
-from speculate.protocols import Choose, Commit, Draft
+from speculate.protocols import Commit, Draft, DraftSampler
 
 
 @final
@@ -25,7 +26,7 @@ class SuffixAutomaton:
     def attach(self, target: SpeculativeModel, /) -> None:
         """Do nothing: it drafts for any model."""
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self._skipped = position
         self._ids: list[int] = []
         # One state for each set of end positions; state 0 is the empty suffix, the initial state.
@@ -40,7 +41,7 @@ class SuffixAutomaton:
         for token in commit.ids:
             self._append(token)
 
-    def propose(self, last_token: mx.array, limit: int, choose: Choose, /) -> Draft:
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
         token, state = cast(int, last_token.item()), self._whole
         while state >= 0 and token not in self._next[state]:
             state = self._shorter[state]

@@ -23,6 +23,9 @@ class Planless:
     def proposers(self) -> Sequence[sp.MTPChain]:
         return ()
 
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
+
     def plan(self, remaining: int | None, /) -> Plan:
         return cast(Plan, None)
 

@@ -101,12 +101,12 @@ def _relative(times: Mapping[Key, float], unit: float) -> dict[Key, float]:
 
 
 def _show_progress(outcomes: Mapping[str, Sequence[Outcome]]) -> None:
-    """The newest outcome of each strategy that decoded the newest request."""
+    """The last_token outcome of each strategy that decoded the last_token request."""
     some = next(iter(outcomes.values()))[-1]
-    newest = {name: found[-1] for name, found in outcomes.items()}
+    last_token = {name: found[-1] for name, found in outcomes.items()}
     times = (
         f"{name} {one.time / one.plain:.3f}"
-        for name, one in newest.items()
+        for name, one in last_token.items()
         if (one.workload, one.request) == (some.workload, some.request)
     )
     print(f"{some.workload} {some.request}, time / plain:", *times, sep="  ", flush=True)

@@ -97,7 +97,7 @@ def survival(
     for recording, found in timed:
         for one in (one for name in found for one in found[name]):
             for round in one.rounds:
-                if round.proposer and not round.cut:
+                if round.proposer and not round.truncated:
                     of = accepted.setdefault(recording.workload, {})
                     of.setdefault(round.proposer, []).append((round.drafted, round.accepted))
     return {

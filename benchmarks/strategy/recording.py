@@ -13,7 +13,7 @@ import mlx.core as mx
 
 import speculate as sp
 from benchmarks.strategy.machine import DEEPEST
-from speculate.protocols import Choice, Commit, Verdict
+from speculate.protocols import Commit, DraftToken, Verdict
 
 TRACES: Final = Path(__file__).parents[1] / "data" / "traces.jsonl"
 
@@ -21,7 +21,7 @@ TRACES: Final = Path(__file__).parents[1] / "data" / "traces.jsonl"
 @final
 @attrs.frozen
 class Recording:
-    """One request. At place `i` the newest token is `output[i]`.
+    """One request. At place `i` the last_token token is `output[i]`.
 
     Attributes:
         workload: Its name.
@@ -69,10 +69,10 @@ def _lookups(prompt: Sequence[int], output: Sequence[int]) -> list[list[int]]:
     return drafts
 
 
-def committed(ids: Sequence[int], newest: int | None, verdict: Verdict | None = None) -> Commit:
+def committed(ids: Sequence[int], last_token: int | None, verdict: Verdict | None = None) -> Commit:
     """A commit for proposers that look at ids alone."""
     nothing = mx.zeros((0,))
-    return Commit(nothing, nothing, verdict, ids=ids, newest=newest)
+    return Commit(nothing, nothing, verdict, ids=ids, bonus=last_token)
 
 
 def _leading(draft: Sequence[int], text: Sequence[int]) -> int:
@@ -80,5 +80,5 @@ def _leading(draft: Sequence[int], text: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _never(logits: mx.array, index: int, /) -> Choice:
+def _never(logits: mx.array, index: int, /) -> DraftToken:
     raise NotImplementedError("a lookup has no logits")

@@ -6,6 +6,7 @@ choice would have given at every place, and what other choices would have taken 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import attrs
@@ -16,14 +17,14 @@ from benchmarks.strategy.machine import Machine
 from benchmarks.strategy.recording import Recording, committed
 from speculate import SpeculativeModel
 from speculate.protocols import (
-    Choose,
     Commit,
     Draft,
+    DraftSampler,
     Plan,
     Round,
     Strategy,
-    ToleratesFailures,
-    UsesCosts,
+    SupportsCosts,
+    SupportsFailover,
     Verdict,
 )
 
@@ -46,7 +47,7 @@ class Recorded:
     def attach(self, target: SpeculativeModel, /) -> None:
         """Drafts for no model."""
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         """Has no text."""
 
     def position(self) -> int:
@@ -55,7 +56,7 @@ class Recorded:
     def commit(self, commit: Commit, /) -> None:
         """Has no text."""
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
         raise NotImplementedError("the replay knows what would have been drafted")
 
     def settle(self) -> None:
@@ -84,14 +85,14 @@ class Replay:
 
     def run(self) -> list[float]:
         """Time at which each token of the output was there, in plain steps."""
-        if isinstance(self._strategy, ToleratesFailures):
+        if isinstance(self._strategy, SupportsFailover):
             self._strategy.begin()
         for lookup in self._lookups:
             lookup.begin(0)
             lookup.commit(committed(self._recording.prompt, None))
         # Costs it was given: it never has any measured.
-        if isinstance(self._strategy, UsesCosts):
-            self._strategy.missing_costs(None, len(self._recording.prompt), self._remaining())
+        if isinstance(self._strategy, SupportsCosts):
+            self._strategy.needs_costs(None, len(self._recording.prompt), self._remaining())
         while self._remaining() > 0:
             self._round()
         return self.times
@@ -120,12 +121,12 @@ class Replay:
                 drafted=drafted,
                 accepted=right,
                 emitted=right + 1,
-                cut=not self._remaining(),
+                truncated=not self._remaining(),
                 seconds=self._machine.shown(time),
                 context=len(self._recording.prompt) + self._place - right,
-                predicted=plan.predicted,
-                plain_seconds=plan.plain_seconds,
-                asked=asked,
+                predicted_speedup=plan.predicted_speedup,
+                baseline_seconds=plan.baseline_seconds,
+                planned_proposer=asked,
             )
         )
         self._rounds += 1
@@ -146,6 +147,6 @@ class Replay:
         start, self._place = self._place, self._place + right + 1
         ids = self._recording.output[start : self._place]
         launched = self._ahead is not None and not self._ahead.depth
-        newest = None if launched else self._recording.output[self._place]
+        last_token = None if launched else self._recording.output[self._place]
         for lookup in self._lookups:
-            lookup.commit(committed(ids, newest, verdict))
+            lookup.commit(committed(ids, last_token, verdict))

@@ -12,7 +12,7 @@ from speculate.protocols import Plan, Proposer, Round
 
 TIERS: Final = (1, 3, 7)
 WEIGHT: Final = 0.2
-"""Of the newest accepted length in the moving average."""
+"""Of the last_token accepted length in the moving average."""
 
 WARM_UP: Final = 10
 INTERVAL: Final = 5
@@ -43,6 +43,9 @@ class AcceptedTiers:
     @property
     def proposers(self) -> Sequence[Proposer]:
         return (self._proposer,)
+
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
 
     def plan(self, remaining: int | None, /) -> Plan:
         return Plan(self._proposer, TIERS[self._tier])
@@ -87,6 +90,9 @@ class UCB1:
     @property
     def proposers(self) -> Sequence[Proposer]:
         return self._proposers
+
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
 
     def plan(self, remaining: int | None, /) -> Plan:
         arm = self._choose()

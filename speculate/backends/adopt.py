@@ -68,7 +68,7 @@ def release(caches: Sequence[Rollbackable]) -> list[object]:
     """
     restore = contents(caches)
     try:
-        return [cache.hand_back() for cache in caches]
+        return [cache.release() for cache in caches]
     except BaseException:
         restore()
         raise

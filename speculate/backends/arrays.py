@@ -14,15 +14,15 @@ from typing_extensions import override
 from speculate.backends.base import check_trim
 from speculate.backends.group import RECORD_WINDOW, GroupMember
 from speculate.errors import RewindError
-from speculate.protocols import Deferred, Entries
+from speculate.protocols import DeferredState, Entries
 
-Content = list[mx.array | None] | Deferred
+Content = list[mx.array | None] | DeferredState
 """The content of a state cache: its entries, or a rewind from which they can be computed."""
 
 
-def shallow_copy(content: Entries | Deferred) -> Content:
+def shallow_copy(content: Entries | DeferredState) -> Content:
     """Return the same content in a list of its own, unaffected by later writes to the cache."""
-    return content if isinstance(content, Deferred) else list(content)
+    return content if isinstance(content, DeferredState) else list(content)
 
 
 @attrs.frozen(eq=False)
@@ -93,7 +93,7 @@ class RollbackLog:
             left = block.num_tokens - n
             if left > 0 and block.state_after is not None:
                 self._blocks.append(Record(left, block.state_after, block.snapshot))
-                return Deferred(block.state_after, left)
+                return DeferredState(block.state_after, left)
             if left >= 0:
                 return shallow_copy(block.snapshot)
             n = -left
@@ -143,14 +143,14 @@ class RewindableArraysCache(GroupMember, ArraysCache):
 
     @classmethod
     def adopt(cls, stock: ArraysCache, length: int = 0) -> RewindableArraysCache:
-        """Move the entries out of `stock`, which `hand_back` refills."""
+        """Move the entries out of `stock`, which `release` refills."""
         cache = cls(len(stock.cache), length)
         cache.cache = [*stock.cache]
         stock.cache = [None] * len(stock.cache)
         cache._source = stock
         return cache
 
-    def hand_back(self) -> ArraysCache:
+    def release(self) -> ArraysCache:
         self.require_replayed()
         entries = self.entries()
         stock = self._source or ArraysCache(len(entries))
@@ -162,7 +162,7 @@ class RewindableArraysCache(GroupMember, ArraysCache):
     @property  # type: ignore[override]  # mlx-lm's is inferred too narrow
     def cache(self) -> list[mx.array | None]:
         """The entries. Reading them carries out a deferred rewind."""
-        if isinstance(self._content, Deferred):
+        if isinstance(self._content, DeferredState):
             self._content = list(self._content.entries())
         return self._content
 
@@ -190,8 +190,8 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         ArraysCache.advance(self, N)
         self._length += N
 
-    def deferred(self) -> Deferred | None:
-        return self._content if isinstance(self._content, Deferred) else None
+    def deferred(self) -> DeferredState | None:
+        return self._content if isinstance(self._content, DeferredState) else None
 
     def recording(self) -> bool:
         return self._speculating
@@ -200,30 +200,30 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         self,
         num_tokens: int,
         restore: Callable[[int], Entries] | None,
-        snapshot: Entries | Deferred,
+        snapshot: Entries | DeferredState,
         /,
     ) -> None:
         if self._speculating:
             self._log.add(Record(num_tokens, restore, shallow_copy(snapshot)))
             self._unrecorded = False
 
-    def open_block(self) -> None:
+    def begin_block(self) -> None:
         if self._unrecorded:
             # A write without a record hides the older ones: they cannot be rewound to any more.
             self._log.clear()
         self._unrecorded = False
         self._open = BlockStart(self._length, shallow_copy(self._content), self._log.last())
 
-    def close_block(self, num_tokens: int, /) -> None:
+    def commit_block(self, num_tokens: int, /) -> None:
         if self._open is None:
-            raise RewindError("close_block without open_block")
+            raise RewindError("commit_block without begin_block")
         if self._unrecorded:
             self.record_rollback(num_tokens, None, self._open.content)
         # Not every layer calls `advance`.
         self._length = self._open.length + num_tokens
         self._open = None
 
-    def abandon_block(self) -> None:
+    def abort_block(self) -> None:
         if self._open is None:
             return
         self._content, self._length = self._open.content, self._open.length
@@ -280,7 +280,7 @@ class RewindableArraysCache(GroupMember, ArraysCache):
 
     @override
     def _described(self) -> list[str]:
-        written = "deferred rewind" if isinstance(self._content, Deferred) else "entries"
-        size = "" if isinstance(self._content, Deferred) else f"{len(self._content)} "
+        written = "deferred rewind" if isinstance(self._content, DeferredState) else "entries"
+        size = "" if isinstance(self._content, DeferredState) else f"{len(self._content)} "
         recorded = [f"{self._log.tokens()} tokens recorded"] if self._speculating else []
         return [*super()._described(), f"{size}{written}", *recorded]

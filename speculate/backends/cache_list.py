@@ -20,7 +20,7 @@ class RewindableCacheList(GroupMember, CacheList):
 
     Args:
         members: The caches, in the order that the layer indexes them.
-        source: The cache of mlx-lm that `hand_back` refills.
+        source: The cache of mlx-lm that `release` refills.
     """
 
     def __init__(self, members: Sequence[Rollbackable], source: CacheList | None = None) -> None:
@@ -28,9 +28,9 @@ class RewindableCacheList(GroupMember, CacheList):
         self._members = list(members)
         self._source = source
 
-    def hand_back(self) -> CacheList:
+    def release(self) -> CacheList:
         self.require_replayed()
-        members = [member.hand_back() for member in self._members]
+        members = [member.release() for member in self._members]
         stock = self._source or CacheList()
         stock.caches = tuple(members)
         return stock
@@ -60,17 +60,17 @@ class RewindableCacheList(GroupMember, CacheList):
         for member in self._members:
             member.stop_speculation()
 
-    def open_block(self) -> None:
+    def begin_block(self) -> None:
         for member in self._writers():
-            member.open_block()
+            member.begin_block()
 
-    def close_block(self, num_tokens: int, /) -> None:
+    def commit_block(self, num_tokens: int, /) -> None:
         for member in self._writers():
-            member.close_block(num_tokens)
+            member.commit_block(num_tokens)
 
-    def abandon_block(self) -> None:
+    def abort_block(self) -> None:
         for member in self._writers():
-            member.abandon_block()
+            member.abort_block()
         # The layer may have failed after some of its members were written.
         shortest = min(member.length() for member in self._members)
         for cache in self._members:

@@ -30,7 +30,7 @@ class NotSaved:
     def __str__(self) -> str:
         return (
             "rewindable caches, which mlx-lm could not load again. Leave the speculation() block "
-            "first, or save [cache.hand_back() for cache in caches]"
+            "first, or save [cache.release() for cache in caches]"
         )
 
 
@@ -71,7 +71,7 @@ class GroupMember:
             raise RewindError(
                 f"the last {waiting.shape[1]} tokens that were kept are in no cache yet, because "
                 "some layer can only roll back whole blocks: the next model.forward on these "
-                "caches replays them. Call it before hand_back."
+                "caches replays them. Call it before release."
             )
 
     def __repr__(self) -> str:
@@ -112,14 +112,14 @@ class WritesInBlocks(Protocol):
     State caches need it: their layer overwrites what a rewind would restore.
     """
 
-    def open_block(self) -> None:
+    def begin_block(self) -> None:
         """Begin a forward."""
 
-    def close_block(self, num_tokens: int, /) -> None:
+    def commit_block(self, num_tokens: int, /) -> None:
         """End a forward that fed `num_tokens` tokens."""
 
-    def abandon_block(self) -> None:
-        """Restore the content at `open_block`, after a failed forward. No-op without one."""
+    def abort_block(self) -> None:
+        """Restore the content at `begin_block`, after a failed forward. No-op without one."""
 
 
 class AbandonsByCheckpoint(ABC):
@@ -131,15 +131,15 @@ class AbandonsByCheckpoint(ABC):
     def checkpoint(self) -> Callable[[], None]:
         """Hold the present content by reference; calling the result restores it."""
 
-    def open_block(self) -> None:
+    def begin_block(self) -> None:
         """Begin a forward."""
         self._undo = self.checkpoint()
 
-    def close_block(self, num_tokens: int, /) -> None:
+    def commit_block(self, num_tokens: int, /) -> None:
         """End a forward."""
         self._undo = None
 
-    def abandon_block(self) -> None:
+    def abort_block(self) -> None:
         """Undo a failed forward."""
         if self._undo is not None:
             self._undo()
@@ -262,7 +262,7 @@ class CacheGroup:
         before = self._lengths()
         self._drop_trimmed()
         for writer in writers:
-            writer.open_block()
+            writer.begin_block()
         waiting = self.to_replay()
         fed = tokens if waiting is None else mx.concatenate([waiting, tokens], axis=1)
         try:
@@ -271,7 +271,7 @@ class CacheGroup:
                 yield fed
             except BaseException:
                 for writer in writers:
-                    writer.abandon_block()
+                    writer.abort_block()
                 surplus = zip(self.members(), before, strict=True)
                 self._trim([member.length() - length for member, length in surplus])
                 raise
@@ -281,7 +281,7 @@ class CacheGroup:
             # Repeated, because an interrupt may arrive before the first one.
             self._open = False
         for writer in writers:
-            writer.close_block(fed.shape[1])
+            writer.commit_block(fed.shape[1])
         if self._checkpoint is None:
             self._fed_tokens.replayed()
         else:

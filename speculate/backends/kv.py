@@ -34,14 +34,14 @@ class RewindableKVCache(TrimsByOffset, KVCache):
 
     @classmethod
     def adopt(cls, stock: KVCache) -> RewindableKVCache:
-        """Move the rows out of `stock`, which `hand_back` refills."""
+        """Move the rows out of `stock`, which `release` refills."""
         cache = cls()
         cache.keys, cache.values, cache.offset = stock.keys, stock.values, stock.offset
         stock.keys, stock.values, stock.offset = None, None, 0
         cache._source = stock
         return cache
 
-    def hand_back(self) -> KVCache:
+    def release(self) -> KVCache:
         self.require_replayed()
         if self._position:
             raise RewindError("a cache that started late has no counterpart in mlx-lm")
@@ -91,14 +91,14 @@ class RewindableQuantizedKVCache(TrimsByOffset, QuantizedKVCache):
 
     @classmethod
     def adopt(cls, stock: QuantizedKVCache) -> RewindableQuantizedKVCache:
-        """Move the rows out of `stock`, which `hand_back` refills."""
+        """Move the rows out of `stock`, which `release` refills."""
         cache = cls(stock.group_size, stock.bits)
         cache.keys, cache.values, cache.offset = stock.keys, stock.values, stock.offset
         stock.keys, stock.values, stock.offset = None, None, 0
         cache._source = stock
         return cache
 
-    def hand_back(self) -> QuantizedKVCache:
+    def release(self) -> QuantizedKVCache:
         self.require_replayed()
         stock = self._source or QuantizedKVCache(self.group_size, self.bits)
         stock.state = (self.keys, self.values, self.offset, self.group_size, self.bits)

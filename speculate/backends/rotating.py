@@ -224,7 +224,7 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
 
     @classmethod
     def adopt(cls, stock: RotatingKVCache) -> RewindableRotatingKVCache:
-        """Move the rows out of `stock`, which `hand_back` refills."""
+        """Move the rows out of `stock`, which `release` refills."""
         cache = cls(stock.max_size, stock.keep)
         if stock.keys is not None:
             keys, values = stock._temporal_order(stock.keys), stock._temporal_order(stock.values)
@@ -234,7 +234,7 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         cache._source = stock
         return cache
 
-    def hand_back(self) -> RotatingKVCache:
+    def release(self) -> RotatingKVCache:
         self.require_replayed()
         if self._position:
             raise RewindError("a cache that started late has no counterpart in mlx-lm")

@@ -10,7 +10,7 @@ import attrs
 import mlx.core as mx
 
 from speculate._mx import log_softmax, to_ints
-from speculate.protocols import Commit, Decision, Draft, Forward, Plan, Round, Verdict
+from speculate.protocols import Commit, Draft, Forward, Plan, Round, Verdict, Verification
 
 
 @final
@@ -23,7 +23,7 @@ class Block:
         depth: The depth, limited to what can be used.
         draft: The drafted tokens.
         out: Output of the target's forward.
-        decision: The outcome of verification, on the device until `read`.
+        verification: The outcome of verification, on the device until `read`.
         accepted: Accepted drafts, known after `read`.
         length: Tokens that the block yields, up to a stop token or the end of the budget.
         emitted: Those of them that were emitted.
@@ -38,7 +38,7 @@ class Block:
     depth: int
     draft: Draft = attrs.field(init=False)
     out: Forward = attrs.field(init=False)
-    decision: Decision = attrs.field(init=False)
+    verification: Verification = attrs.field(init=False)
     accepted: int = 0
     length: int = 0
     emitted: int = 0
@@ -61,15 +61,15 @@ class Block:
     def results(self) -> list[mx.array]:
         """Return the arrays that the round's one synchronisation evaluates."""
         if not self.drafted:
-            return [self.decision.tokens]
-        return [self.decision.accepted, self.decision.tokens, self.draft.tokens]
+            return [self.verification.tokens]
+        return [self.verification.accepted, self.verification.tokens, self.draft.tokens]
 
     def read(self) -> list[int]:
         """Return the ids that the block yields: the accepted drafts and the bonus token."""
-        tokens = to_ints(self.decision.tokens)
+        tokens = to_ints(self.verification.tokens)
         if not self.drafted:
             return tokens
-        self.accepted = cast(int, self.decision.accepted.item())
+        self.accepted = cast(int, self.verification.accepted.item())
         return [*to_ints(self.draft.tokens)[: self.accepted], tokens[self.accepted]]
 
     def commit(self, ids: Sequence[int], bonus: int | None) -> Commit:
@@ -81,9 +81,7 @@ class Block:
         """
         drafted, name = self.drafted, self.proposer
         verdict = Verdict(name, drafted, len(ids) - 1) if name and drafted else None
-        # A new array: slicing the fed tokens would be work for the device.
-        tokens = mx.array(list(ids), dtype=mx.uint32)
-        return Commit(tokens, self.out.hidden, verdict, ids, bonus)
+        return Commit.of(self.out, ids, verdict, bonus)
 
     def tokens(
         self,
@@ -126,13 +124,13 @@ class Block:
             drafted=self.drafted,
             accepted=min(self.emitted, self.accepted),
             emitted=self.emitted,
-            cut=truncated,
+            truncated=truncated,
             seconds=self.seconds,
             context=self.context,
-            predicted=self.plan.predicted,
-            plain_seconds=self.plan.plain_seconds,
-            asked=self.proposer,
-            ahead=self.overlapped,
+            predicted_speedup=self.plan.predicted_speedup,
+            baseline_seconds=self.plan.baseline_seconds,
+            planned_proposer=self.proposer,
+            overlapped_seconds=self.overlapped,
         )
 
 

@@ -7,11 +7,19 @@ from typing import Final, final
 
 import attrs
 import mlx.core as mx
+from typing_extensions import get_protocol_members
 
 from speculate._mx import to_ints
 from speculate.decoding.proposers import ProposerPool
 from speculate.errors import OptionError, PromptError, SpeculateError
-from speculate.protocols import Observer, Plan, Sampler, SpeculativeModel, Strategy
+from speculate.protocols import (
+    Observer,
+    Plan,
+    Sampler,
+    SpeculativeModel,
+    Strategy,
+    SupportsTaps,
+)
 from speculate.sampling.options import Sampling
 from speculate.validation import plain_ids, refuse, validated_integer
 
@@ -117,13 +125,21 @@ def check_strategy(strategy: object) -> None:
         OptionError: It is not a strategy, or two of its proposers share a name.
     """
     if isinstance(strategy, type) or not isinstance(strategy, Strategy):
+        missing = ", ".join(sorted(get_protocol_members(Strategy) - set(dir(strategy))))
+        lacks = f", it lacks {missing}" if missing else ""
         raise OptionError(
             f"strategy must be an object such as Fixed(proposer, depth=3), got {strategy!r}: "
-            f"{type(strategy).__name__} is not a strategy"
+            f"{type(strategy).__name__} is not a strategy{lacks}"
         )
     names = [proposer.name for proposer in strategy.proposers]
     if len(set(names)) < len(names):
         raise OptionError(f"two proposers of one strategy share a name: {', '.join(names)}")
+    for proposer in strategy.proposers:
+        if isinstance(proposer, SupportsTaps) and proposer.taps:
+            raise OptionError(
+                f"proposer '{proposer.name}' reads the target's outputs after layers "
+                f"{list(proposer.taps)}, which no model returns yet"
+            )
 
 
 def validated_plan(plan: object) -> Plan:

@@ -12,7 +12,14 @@ import mlx.core as mx
 from speculate.decoding.config import DecoderConfig
 from speculate.decoding.proposers import validated_draft
 from speculate.decoding.target import TargetRunner
-from speculate.protocols import Choice, Costs, Fingerprinted, Foresees, Proposer, UsesCosts
+from speculate.protocols import (
+    Costs,
+    DraftToken,
+    Proposer,
+    SupportsCosts,
+    SupportsFingerprint,
+    SupportsFreeDrafts,
+)
 from speculate.version import mlx_version
 
 ROWS: Final = (1, 2, 3, 5, 9)
@@ -42,9 +49,9 @@ def probe_costs(
         remaining: Most tokens still to emit; `None` without a limit.
     """
     strategy = config.strategy
-    if not isinstance(strategy, UsesCosts):
+    if not isinstance(strategy, SupportsCosts):
         return
-    if not strategy.missing_costs(_key(config), context, remaining):
+    if not strategy.needs_costs(_key(config), context, remaining):
         return
     room = target.room_for_drafts()
     forward: dict[int, float] = {}
@@ -57,12 +64,13 @@ def probe_costs(
     last_token = mx.array([text[-1]], dtype=mx.uint32)
     draft: dict[str, float] = {}
     for proposer in strategy.proposers:
-        if config.proposers.is_active(proposer) and not isinstance(proposer, Foresees):
+        free = isinstance(proposer, SupportsFreeDrafts) and proposer.free
+        if config.proposers.is_active(proposer) and not free:
             with config.proposers.isolating(proposer):
                 seconds = _draft_seconds(proposer, last_token)
                 if seconds is not None:
                     draft[proposer.name] = seconds
-    strategy.take_costs(Costs(context, forward, draft))
+    strategy.set_costs(Costs(context, forward, draft))
 
 
 def _draft_seconds(proposer: Proposer, last_token: mx.array) -> float | None:
@@ -83,8 +91,8 @@ def _draft_seconds(proposer: Proposer, last_token: mx.array) -> float | None:
     return max(many - few, 1e-7) / (lengths[-1] - lengths[0])
 
 
-def _argmax(logits: mx.array, index: int, /) -> Choice:
-    return Choice(mx.argmax(logits, axis=-1))
+def _argmax(logits: mx.array, index: int, /) -> DraftToken:
+    return DraftToken(mx.argmax(logits, axis=-1))
 
 
 def _best_of(act: Callable[[], None]) -> float:
@@ -99,11 +107,11 @@ def _best_of(act: Callable[[], None]) -> float:
 
 def _key(config: DecoderConfig) -> str | None:
     """Identify a target with its proposers on this machine; `None` without a fingerprint."""
-    if not isinstance(config.model, Fingerprinted):
+    if not isinstance(config.model, SupportsFingerprint):
         return None
     parts = [config.model.fingerprint]
     for proposer in config.strategy.proposers:
-        own = proposer.fingerprint if isinstance(proposer, Fingerprinted) else ""
+        own = proposer.fingerprint if isinstance(proposer, SupportsFingerprint) else ""
         parts.append(f"{proposer.name} {own}")
     return "\n".join([*parts, _device(), f"mlx {mlx_version()}"])
 

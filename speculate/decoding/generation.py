@@ -17,7 +17,7 @@ from speculate.decoding.cost_probe import probe_costs
 from speculate.decoding.stats import Stats
 from speculate.decoding.target import TargetRunner
 from speculate.errors import SpeculateError
-from speculate.protocols import Plan, UsesCosts
+from speculate.protocols import Plan, SupportsCosts
 
 CLEAR_EVERY: Final = 256
 """Interval at which MLX's buffer cache is cleared, in tokens, as in mlx-lm."""
@@ -101,7 +101,7 @@ class Generation:
                 block = Block(*self._next_plan())
                 block.draft = proposers.draft(block.plan, last_token, block.depth, sampler.choose)
                 block.out = target.forward(last_token, block.draft)
-                block.decision = sampler.verify(last_token, block.draft, block.out.logits[0])
+                block.verification = sampler.verify(last_token, block.draft, block.out.logits[0])
             self._launch_next(block)
             tokens = self._read(block)
             while tokens:
@@ -162,11 +162,11 @@ class Generation:
         if self._unmeasured is None and self._next_is_plain():
             self._keep(block, 0)
             plan, _ = self._next_plan(pending=1)
-            self._ahead = self._plain_block(block.decision.tokens, plan)
+            self._ahead = self._plain_block(block.verification.tokens, plan)
 
     def _next_is_plain(self) -> bool:
         """Whether the next round is certain to happen and to have no drafts."""
-        if self._remaining() == 1 or not self._config.sampler.launches_ahead:
+        if self._remaining() == 1 or not self._config.sampler.supports_lookahead:
             return False
         return self._preview_plan(1)[1] == 0
 
@@ -175,7 +175,9 @@ class Generation:
         block = Block(plan, 0)
         block.draft = self._config.proposers.no_draft
         block.out = self._target.forward(last_token, block.draft)
-        block.decision = self._config.sampler.verify(last_token, block.draft, block.out.logits[0])
+        block.verification = self._config.sampler.verify(
+            last_token, block.draft, block.out.logits[0]
+        )
         self._target.submit(block)
         return block
 
@@ -185,7 +187,7 @@ class Generation:
             self._target.evaluate(block)
         ids = block.read()
         self._release_logprobs(1)
-        logprobs = BlockLogprobs(block.decision.logits, shared=block.drafted > 0)
+        logprobs = BlockLogprobs(block.verification.logits, shared=block.drafted > 0)
         self._logprobs.append(logprobs)
         tokens = deque(block.tokens(logprobs, ids, self._remaining(), self._stop_tokens))
         block.length, block.context = len(tokens), self._position + len(self._text)
@@ -291,7 +293,7 @@ class Generation:
             self._target.start()
             self._recording = True
             self._target.begun()
-            if isinstance(config.strategy, UsesCosts):
+            if isinstance(config.strategy, SupportsCosts):
                 self._unmeasured = context, self._remaining()
         except BaseException:
             # The target's caches will be restored; restore the proposers likewise.

@@ -10,15 +10,14 @@ import mlx.core as mx
 
 from speculate.errors import SpeculateError
 from speculate.protocols import (
-    Choose,
     Commit,
     Draft,
-    LooksBack,
+    DraftSampler,
     Plan,
     Proposer,
     SpeculativeModel,
     Strategy,
-    ToleratesFailures,
+    SupportsFailover,
 )
 
 
@@ -55,15 +54,14 @@ class ProposerPool:
             position: Tokens in the caches.
             known: `position`, if the proposers have seen exactly these tokens; proposers
                 at this position continue. `None` otherwise.
-            history: Ids of earlier turns, for proposers that begin anew and support it.
+            history: Ids of earlier turns, for proposers that begin anew.
         """
-        if isinstance(self._strategy, ToleratesFailures):
-            self._strategy.begin()
+        self._strategy.begin()
         for proposer in list(self._active):
             proposer.attach(self._target)
             with self.isolating(proposer):
                 if known is None or proposer.position() != known:
-                    _begin(proposer, position, history)
+                    proposer.begin(position, history)
 
     def is_active(self, proposer: Proposer) -> bool:
         """Whether a proposer has not failed during this sequence."""
@@ -76,7 +74,7 @@ class ProposerPool:
         """
         for proposer in self._active:
             with suppress(Exception):
-                _begin(proposer, position, history)
+                proposer.begin(position, history)
 
     def commit(self, commit: Commit, position: int | None = None) -> None:
         """Notify every proposer of committed tokens, regardless of which one drafted.
@@ -114,7 +112,7 @@ class ProposerPool:
         if failures:
             raise failures[0]
 
-    def draft(self, plan: Plan, last_token: mx.array, depth: int, choose: Choose) -> Draft:
+    def draft(self, plan: Plan, last_token: mx.array, depth: int, choose: DraftSampler) -> Draft:
         """Have the planned proposer draft, and validate the draft.
 
         Returns:
@@ -148,18 +146,12 @@ class ProposerPool:
 
     def _deactivate(self, proposer: Proposer, error: Exception) -> None:
         """Deactivate a proposer that raised; re-raise if the strategy tolerates no failures."""
-        if not isinstance(self._strategy, ToleratesFailures):
+        if not isinstance(self._strategy, SupportsFailover):
             raise error
         self._active.remove(proposer)
         with suppress(Exception):
             proposer.begin(0)  # Its state is unknown: make the next sequence begin it anew.
         self._strategy.failed(proposer, error)
-
-
-def _begin(proposer: Proposer, position: int, history: Sequence[int]) -> None:
-    proposer.begin(position)
-    if history and isinstance(proposer, LooksBack):
-        proposer.look_back(history)
 
 
 def validated_draft(proposer: Proposer, draft: object, depth: int) -> Draft:
@@ -186,31 +178,31 @@ def validated_draft(proposer: Proposer, draft: object, depth: int) -> Draft:
         raise SpeculateError(
             f"{name} drafted {tokens.shape[0]} tokens, but at most {depth} were requested"
         )
-    _check_laws(name, draft)
+    _check_logprobs(name, draft)
     # Arrays that cannot be evaluated, such as another thread's, fail here, in the proposer's name.
-    mx.async_eval(tokens, *[law for law in draft.laws if law is not None])
+    mx.async_eval(tokens, *[row for row in draft.logprobs if row is not None])
     return draft
 
 
-def _check_laws(name: str, draft: Draft) -> None:
-    laws: object = draft.laws
-    if not isinstance(laws, Sequence):
-        kind = type(laws).__name__
-        raise SpeculateError(f"{name} returned a {kind} in Draft.laws, which must be a list")
+def _check_logprobs(name: str, draft: Draft) -> None:
+    logprobs: object = draft.logprobs
+    if not isinstance(logprobs, Sequence):
+        kind = type(logprobs).__name__
+        raise SpeculateError(f"{name} returned a {kind} in Draft.logprobs, which must be a list")
     count = draft.tokens.shape[0]
-    if len(laws) not in (0, count):
+    if len(logprobs) not in (0, count):
         raise SpeculateError(
-            f"{name} returned {len(laws)} entries in Draft.laws for {count} tokens: it must be "
-            "empty or have one entry per token, None for a token drafted with certainty"
+            f"{name} returned {len(logprobs)} entries in Draft.logprobs for {count} tokens: it must "
+            "be empty or have one entry per token, None for a token drafted with certainty"
         )
-    for law in laws:
-        if law is None:
+    for row in logprobs:
+        if row is None:
             continue
-        if not isinstance(law, mx.array):
-            raise SpeculateError(f"{name} returned a {type(law).__name__} in Draft.laws")
-        if law.ndim != 2 or law.shape[0] != 1 or not law.shape[1] or law.dtype != mx.float32:
+        if not isinstance(row, mx.array):
+            raise SpeculateError(f"{name} returned a {type(row).__name__} in Draft.logprobs")
+        if row.ndim != 2 or row.shape[0] != 1 or not row.shape[1] or row.dtype != mx.float32:
             raise SpeculateError(
-                f"{name} returned {law.shape} {law.dtype} in Draft.laws: entries must be "
+                f"{name} returned {row.shape} {row.dtype} in Draft.logprobs: entries must be "
                 "(1, vocabulary) log-probabilities in float32, as returned by choose"
             )
 
@@ -230,19 +222,19 @@ def in_range(draft: Draft, columns: int) -> Draft:
     tokens = draft.tokens
     # As unsigned 64-bit integers, negative ids are large.
     ids = tokens if tokens.dtype == mx.uint32 else tokens.astype(mx.uint64)
-    laws = [
-        law if law is None else _over(law, ids[index], columns)
-        for index, law in enumerate(draft.laws)
+    logprobs = [
+        row if row is None else _over(row, ids[index], columns)
+        for index, row in enumerate(draft.logprobs)
     ]
-    return Draft(mx.minimum(ids, columns - 1).astype(mx.uint32), laws)
+    return Draft(mx.minimum(ids, columns - 1).astype(mx.uint32), logprobs)
 
 
-def _over(law: mx.array, id_: mx.array, columns: int) -> mx.array:
+def _over(row: mx.array, id_: mx.array, columns: int) -> mx.array:
     """Fit a token's log-probabilities to `(1, columns)` from more or fewer ids."""
-    width = law.shape[1]
+    width = row.shape[1]
     if width > columns:
-        last = mx.logsumexp(law[:, columns - 1 :], axis=-1, keepdims=True)
-        law = mx.concatenate([law[:, : columns - 1], last], axis=-1)
+        last = mx.logsumexp(row[:, columns - 1 :], axis=-1, keepdims=True)
+        row = mx.concatenate([row[:, : columns - 1], last], axis=-1)
     elif width < columns:
-        law = mx.pad(law, [(0, 0), (0, columns - width)], constant_values=-mx.inf)
-    return mx.where(id_ < width, law, mx.nan)
+        row = mx.pad(row, [(0, 0), (0, columns - width)], constant_values=-mx.inf)
+    return mx.where(id_ < width, row, mx.nan)

@@ -176,8 +176,8 @@ class Stats:
             "rounds": self.rounds + 1,
             "round_tokens": self.round_tokens + round.emitted,
             "seconds": self.seconds + round.seconds,
-            "_predicted": self._predicted.plus(round.predicted, round.seconds),
-            "_baseline": self._baseline.plus(round.plain_seconds, round.emitted),
+            "_predicted": self._predicted.plus(round.predicted_speedup, round.seconds),
+            "_baseline": self._baseline.plus(round.baseline_seconds, round.emitted),
         }
         if round.proposer is not None:
             own = self.by_proposer.get(round.proposer, DraftStats())

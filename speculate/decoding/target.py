@@ -108,10 +108,9 @@ def prefill(
     for start in range(0, last, config.prefill_step_size):
         stop = min(start + config.prefill_step_size, last)
         ids = list(prompt[start:stop])
-        chunk = mx.array(ids, dtype=mx.uint32)
-        out = config.model.forward(chunk[None], caches)
+        out = config.model.forward(mx.array([ids], dtype=mx.uint32), caches)
         quantizer.apply()
-        config.proposers.commit(Commit(chunk, out.hidden, ids=ids))
+        config.proposers.commit(Commit.of(out, ids))
         mx.eval([cache.arrays() for cache in caches])
         config.report(stop, len(prompt))
         mx.clear_cache()
@@ -210,7 +209,7 @@ class TargetRunner:
     def keep(self, tokens: mx.array) -> None:
         """Commit the first tokens `(m,)` fed since the last `keep`, and roll the rest back."""
         self._group.keep(tokens.shape[0])
-        self._config.sampler.keep(tokens)
+        self._config.sampler.commit(tokens)
         self.quantize()
 
     def quantize(self) -> None:
@@ -225,10 +224,10 @@ class TargetRunner:
 
     def feed(self, ids: Sequence[int]) -> Commit:
         """Feed and commit tokens that were emitted before; their logits are never computed."""
-        tokens = mx.array(list(ids), dtype=mx.uint32)
-        out = self._config.model.forward(tokens[None], self._caches)
-        self.keep(tokens)
-        return Commit(tokens, out.hidden, ids=ids)
+        out = self._config.model.forward(mx.array([list(ids)], dtype=mx.uint32), self._caches)
+        commit = Commit.of(out, ids)
+        self.keep(commit.tokens)
+        return commit
 
     def dry_run(self, ids: Sequence[int]) -> None:
         """Feed tokens, wait for the most likely next ones, and roll back."""

@@ -80,7 +80,7 @@ class StockAdapter(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the shapes and formats of the weights; see `Fingerprinted`."""
+        """A hash of the shapes and formats of the weights; see `SupportsFingerprint`."""
         return fingerprint(self._stock)
 
     @property
@@ -124,7 +124,9 @@ class StockAdapter(ABC):
         """Move a stock cache's content into rewindable caches; see `SpeculativeModel.adopt`."""
         return adopt(cache)
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         """Feed `tokens` to all layers; to none of them if it raises.
 
         Tokens to replay are fed first, and their rows are left out of the result.
@@ -132,14 +134,17 @@ class StockAdapter(ABC):
         Args:
             tokens: `(1, T)` ids, `T >= 1`.
             cache: From `make_cache`, or mlx-lm's own.
+            taps: Not supported yet.
 
         Returns:
             Logits `(1, T, vocabulary)` and hidden states `(1, T, width)`.
 
         Raises:
-            OptionError: `tokens` is not one sequence of at least one token, or `cache` has
-                another model's number of caches.
+            OptionError: `tokens` is not one sequence of at least one token, `cache` has another
+                model's number of caches, or taps were requested.
         """
+        if taps:
+            raise OptionError(f"{type(self).__name__} cannot return the outputs of layers (taps)")
         if not isinstance(tokens, mx.array):
             raise OptionError(f"forward takes an mx.array (1, T), got a {type(tokens).__name__}")
         if tokens.ndim != 2 or tokens.shape[0] != 1 or tokens.shape[1] < 1:
@@ -161,7 +166,7 @@ class StockAdapter(ABC):
         with group.block(tokens) as fed:
             out = self.forward_stock(fed, cache)
         extra = fed.shape[1] - tokens.shape[1]
-        return Forward(out.logits[:, extra:], out.hidden[:, extra:]) if extra else out
+        return out.after(extra)
 
     def __call__(self, inputs: mx.array, cache: Sequence[object] | None = None) -> mx.array:
         """Return logits `(1, T, vocabulary)`, so that loops written for mlx-lm can call this."""

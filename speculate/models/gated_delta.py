@@ -17,7 +17,7 @@ from typing_extensions import Protocol, override
 
 from speculate.backends.group import RECORD_WINDOW
 from speculate.models.stock import GatedDeltaLayer, StateSlots
-from speculate.protocols import Deferred, DefersRollback, Entries, Recurrence
+from speculate.protocols import DeferredState, Entries, Recurrence, SupportsDeferredRollback
 
 MAX_FUSED_TOKENS: Final = 16
 """Most tokens that are replayed at the start of a block.
@@ -214,14 +214,15 @@ def gated_delta(
         layer: The stock layer.
         projected: The outputs of its input projections, before the convolution.
         gate: The output gate, `(1, T, value heads, value width)`.
-        cache: Its cache. While a `DefersRollback` cache records, the block is recorded in it.
+        cache: Its cache. While one that supports deferred rollback records, the block is recorded
+            in it.
         recurrence: How to run a block; `None` for the cheapest way on the default device.
 
     Returns:
         `(1, T, width)`, the layer's output before the residual.
     """
     taps, rows = layer.conv_kernel_size - 1, projected.count
-    ours = cache if isinstance(cache, DefersRollback) else None
+    ours = cache if isinstance(cache, SupportsDeferredRollback) else None
     recording = ours is not None and ours.recording()
     before, window, start = _before(cache, ours)
     if window is None:
@@ -248,8 +249,8 @@ def cheapest(layer: GatedDeltaLayer) -> Recurrence:
 
 
 def _before(
-    cache: StateSlots, ours: DefersRollback | None
-) -> tuple[Entries | Deferred, mx.array | None, ResumePoint]:
+    cache: StateSlots, ours: SupportsDeferredRollback | None
+) -> tuple[Entries | DeferredState, mx.array | None, ResumePoint]:
     """Return the cache's content, its conv window, and where the recurrence resumes."""
     deferred = None if ours is None else ours.deferred()
     if deferred is not None and isinstance(deferred.restore, BlockRecord):

@@ -154,7 +154,7 @@ class QwenMTPHead:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the shapes and formats of its weights; see `Fingerprinted`."""
+        """A hash of the shapes and formats of its weights; see `SupportsFingerprint`."""
         return fingerprint(self._module)
 
     def make_cache(self, position: int = 0) -> list[Rollbackable]:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup, group_of
 from speculate.errors import SpeculateError
-from speculate.protocols import Choice, Choose, Draft, Rollbackable
+from speculate.protocols import Draft, DraftSampler, DraftToken, Rollbackable
 
 PROMPT_TOKENS: Final = 64
 """A commit of at least this many tokens is part of a prompt, and is fed at once."""
@@ -56,7 +56,7 @@ class Backlog(list[int]):
         return committed >= PROMPT_TOKENS or len(self) >= MAX_BACKLOG
 
     def own_batch(self) -> int:
-        """Tokens to feed in a batch of their own before the next draft; see `CatchesUp.behind`."""
+        """Tokens to feed in a batch of their own before a draft; see `SupportsBacklog.backlog`."""
         return len(self) if len(self) > MAX_SHARED_BACKLOG else 0
 
 
@@ -71,7 +71,7 @@ def required_group(cache: Sequence[Rollbackable], whose: str) -> CacheGroup:
 def draft_chain(
     tokens: mx.array,
     limit: int,
-    choose: Choose,
+    choose: DraftSampler,
     step: Callable[[mx.array, int], mx.array],
     cache: Sequence[Rollbackable],
 ) -> Draft:
@@ -85,11 +85,11 @@ def draft_chain(
             the next token.
         cache: Caches that the steps feed. Their arrays are evaluated with the last step.
     """
-    chain: list[Choice] = []
+    chain: list[DraftToken] = []
     while len(chain) < limit:
         chain.append(choose(step(tokens, len(chain)), len(chain)))
         tokens = chain[-1].token
         # The device starts this step while the host builds the next one.
         mx.async_eval(tokens, arrays_of(cache) if len(chain) == limit else [])
     drafts = mx.concatenate([choice.token for choice in chain])
-    return Draft(drafts, [choice.law for choice in chain])
+    return Draft(drafts, [choice.logprobs for choice in chain])

@@ -11,7 +11,14 @@ from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup
 from speculate.errors import CannotRewindError, OptionError, VocabularyMismatchError
 from speculate.proposers._chain import Backlog, draft_chain, required_group
-from speculate.protocols import Choose, Commit, Draft, Fingerprinted, Rollbackable, SpeculativeModel
+from speculate.protocols import (
+    Commit,
+    Draft,
+    DraftSampler,
+    Rollbackable,
+    SpeculativeModel,
+    SupportsFingerprint,
+)
 from speculate.validation import refuse, validated_text
 
 MIN_SHARED_VOCABULARY: Final = 0.99
@@ -121,15 +128,15 @@ class DraftModel:
 
     @property
     def fingerprint(self) -> str:
-        """The draft model's fingerprint, or an empty string; see `Fingerprinted`."""
-        return self._draft.fingerprint if isinstance(self._draft, Fingerprinted) else ""
+        """The draft model's fingerprint, or an empty string; see `SupportsFingerprint`."""
+        return self._draft.fingerprint if isinstance(self._draft, SupportsFingerprint) else ""
 
     def attach(self, target: SpeculativeModel, /) -> None:
         if target is not self._target:
             check_vocabularies(target, self._draft)
             self._target = target
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         if self._caller_cache is None:
             self._use(self._draft.make_cache(position=position))
         else:
@@ -142,14 +149,15 @@ class DraftModel:
             self._restore_prefill = [cache.checkpoint() for cache in self._cache]
         self._position = position
         self._backlog, self._in_flight = Backlog(), 0
+        self._add_history(history)
 
-    def look_back(self, ids: Sequence[int], /) -> None:
+    def _add_history(self, history: Sequence[int]) -> None:
         """Add the tokens before the sequence that the caches lack to the backlog.
 
         Does nothing unless all of them are known: a cache that starts late has other positions.
         """
         lacking = self._position - (0 if self._caller_cache is None else self._held())
-        missing = list(ids)[-lacking:] if lacking else []
+        missing = list(history)[-lacking:] if lacking else []
         if not missing or len(missing) < lacking:
             return
         if self._caller_cache is None:
@@ -159,7 +167,7 @@ class DraftModel:
     def position(self) -> int:
         return self._position
 
-    def behind(self) -> int:
+    def backlog(self) -> int:
         return self._backlog.own_batch()
 
     def commit(self, commit: Commit, /) -> None:
@@ -178,16 +186,16 @@ class DraftModel:
         if self._backlog.should_flush(commit.tokens.shape[0]):
             self._flush()
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
         self._restore_prefill = []
         target = self._draft if self._target is None else self._target
         # Padding ids beyond the target's own mean nothing to the target.
         columns = min(self._draft.vocab_size, target.vocab_size)
-        if self.behind():
+        if self.backlog():
             self._flush()
         # The token is read only if the target has ids that the draft model lacks. The decoder
         # made the array from a number, so that reading it does not wait for the device.
-        if target.vocab_size > columns and cast(int, newest.item()) >= columns:
+        if target.vocab_size > columns and cast(int, last_token.item()) >= columns:
             return Draft(mx.zeros((0,), dtype=mx.uint32))
 
         def step(tokens: mx.array, index: int) -> mx.array:
@@ -195,7 +203,7 @@ class DraftModel:
             self._in_flight = index + 1
             return out.logits[:, -1, :columns]
 
-        return draft_chain(self._backlog.before(newest), limit, choose, step, self._cache)
+        return draft_chain(self._backlog.before(last_token), limit, choose, step, self._cache)
 
     def settle(self) -> None:
         self._restore_prefill = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import mlx.core as mx
@@ -11,14 +12,14 @@ from speculate.backends.group import CacheGroup
 from speculate.errors import HeadNotFoundError, SpeculateError
 from speculate.proposers._chain import Backlog, draft_chain, required_group
 from speculate.protocols import (
-    Choose,
     Commit,
     Draft,
-    Fingerprinted,
+    DraftSampler,
     Forward,
     MTPHead,
     Rollbackable,
     SpeculativeModel,
+    SupportsFingerprint,
 )
 
 
@@ -51,9 +52,9 @@ class MTPChain:
 
     @property
     def fingerprint(self) -> str:
-        """The head's fingerprint, or an empty string; see `Fingerprinted`."""
+        """The head's fingerprint, or an empty string; see `SupportsFingerprint`."""
         head: object = self._head
-        return head.fingerprint if isinstance(head, Fingerprinted) else ""
+        return head.fingerprint if isinstance(head, SupportsFingerprint) else ""
 
     def attach(self, target: SpeculativeModel, /) -> None:
         if target.head is None:
@@ -65,7 +66,7 @@ class MTPChain:
             self._head = target.head
             self.begin(0)
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self._position = position
         self._cache = self._attached_head().make_cache(position)
         self._group = required_group(self._cache, "the head's")
@@ -75,7 +76,7 @@ class MTPChain:
     def position(self) -> int:
         return self._position
 
-    def behind(self) -> int:
+    def backlog(self) -> int:
         return self._backlog.own_batch()
 
     def commit(self, commit: Commit, /) -> None:
@@ -90,15 +91,15 @@ class MTPChain:
         self._position += commit.tokens.shape[0]
         if self._backlog.should_flush(commit.tokens.shape[0]):
             self._flush()
-        elif commit.newest is None:
+        elif commit.bonus is None:
             # The hidden states of a prompt are not computed yet, and the next step may run in
             # another thread.
             mx.async_eval(commit.hidden)
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
         if not self._commits:
-            return Draft(mx.zeros((0,), dtype=newest.dtype))
-        if self.behind():
+            return Draft(mx.zeros((0,), dtype=last_token.dtype))
+        if self.backlog():
             self._flush()
         hidden = self._hidden()
 
@@ -109,7 +110,7 @@ class MTPChain:
             hidden = out.hidden[:, -1:]
             return out.logits[:, -1]
 
-        return draft_chain(self._backlog.before(newest), limit, choose, step, self._cache)
+        return draft_chain(self._backlog.before(last_token), limit, choose, step, self._cache)
 
     def settle(self) -> None:
         self._group.rewind()

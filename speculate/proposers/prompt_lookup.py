@@ -11,7 +11,7 @@ from typing import Final, cast, final
 import attrs
 import mlx.core as mx
 
-from speculate.protocols import Choose, Commit, Draft, Hindsight, Outlook, SpeculativeModel
+from speculate.protocols import Commit, Draft, DraftSampler, DraftScore, Forecast, SpeculativeModel
 from speculate.validation import validated_integer, validated_optional_integer, validated_text
 
 ID_BITS: Final = 32
@@ -94,20 +94,20 @@ class DraftScorer:
     """
 
     def __init__(self) -> None:
-        self._open: dict[int, deque[tuple[int, int]]] = {}  # distance -> (kind, start)
-        self._scores: dict[tuple[int, int], list[int]] = {}  # (kind, position) -> compared, right
+        self._open: dict[int, deque[tuple[int, int]]] = {}  # distance -> (bucket, start)
+        self._scores: dict[tuple[int, int], list[int]] = {}  # (bucket, position) -> compared, right
 
-    def open(self, kind: int, distance: int, end: int) -> None:
+    def open(self, bucket: int, distance: int, end: int) -> None:
         """Start scoring a draft at `end` that copies from `distance` tokens back."""
-        self._open.setdefault(distance, deque()).append((kind, end))
+        self._open.setdefault(distance, deque()).append((bucket, end))
 
     def observe(self, ids: Sequence[int], token: int) -> None:
         """Compare all open drafts with `token`, which follows the sequence `ids`."""
         end = len(ids)
         for distance, drafts in list(self._open.items()):
             right = ids[end - distance] == token
-            for kind, start in drafts:
-                score = self._scores.setdefault((kind, end - start), [0, 0])
+            for bucket, start in drafts:
+                score = self._scores.setdefault((bucket, end - start), [0, 0])
                 score[0] += 1
                 score[1] += right
             if right and end - drafts[0][1] + 1 == FORECAST_TOKENS:
@@ -119,9 +119,9 @@ class DraftScorer:
         """Drop all open drafts: the next tokens are not the target's, or of another sequence."""
         self._open.clear()
 
-    def drain(self) -> Sequence[Hindsight]:
+    def drain(self) -> Sequence[DraftScore]:
         """Return the scores since the last call."""
-        scores = [Hindsight(*place, *counts) for place, counts in self._scores.items()]
+        scores = [DraftScore(*place, *counts) for place, counts in self._scores.items()]
         self._scores.clear()
         return scores
 
@@ -192,22 +192,24 @@ class PromptLookup:
     def name(self) -> str:
         return self._name
 
+    @property
+    def free(self) -> bool:
+        """True: a draft is a lookup on the host."""
+        return True
+
     def attach(self, target: SpeculativeModel, /) -> None:
         """Does nothing: it drafts for any model."""
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self._scorer.reset()
         self._index = NGramIndex(*self._ngrams, self._window)
         self._copy_run = CopyRun()
-        self._skipped = position
+        self._skipped = position - len(history)
         self._last_token: int | None = None
+        self._index_prompt(history)
 
     def position(self) -> int:
         return self._skipped + len(self._index.ids)
-
-    def look_back(self, ids: Sequence[int], /) -> None:
-        self._index_prompt(ids)
-        self._skipped -= len(ids)
 
     def commit(self, commit: Commit, /) -> None:
         if commit.verdict is None and len(commit.ids) > 1:
@@ -215,11 +217,11 @@ class PromptLookup:
         else:
             for token in commit.ids:
                 self._index_output(token)
-        self._last_token = commit.newest
+        self._last_token = commit.bonus
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
         # The array was made from a number, so that reading it does not wait for the device.
-        token = cast(int, newest.item()) if self._last_token is None else self._last_token
+        token = cast(int, last_token.item()) if self._last_token is None else self._last_token
         match = self._index.find(token)
         if match is None:
             return Draft(mx.zeros((0,), dtype=mx.uint32))
@@ -231,14 +233,14 @@ class PromptLookup:
     def settle(self) -> None:
         self._last_token = None
 
-    def outlook(self) -> Outlook:
+    def forecast(self) -> Forecast:
         match = self._index.find(self._last_token)
         if match is None:
-            return Outlook(0, 0)
+            return Forecast(0, 0)
         run = self._copy_run if self._last_token is None else self._copy_run.after(match)
-        return Outlook(self._kind(match, run), FORECAST_TOKENS)
+        return Forecast(self._bucket(match, run), FORECAST_TOKENS)
 
-    def hindsight(self) -> Sequence[Hindsight]:
+    def scores(self) -> Sequence[DraftScore]:
         return self._scorer.drain()
 
     def _index_prompt(self, ids: Sequence[int]) -> None:
@@ -255,10 +257,10 @@ class PromptLookup:
         match = self._index.find()
         self._copy_run = self._copy_run.after(match)
         if match is not None:
-            kind = self._kind(match, self._copy_run)
-            self._scorer.open(kind, match.distance, len(self._index.ids))
+            bucket = self._bucket(match, self._copy_run)
+            self._scorer.open(bucket, match.distance, len(self._index.ids))
 
-    def _kind(self, match: Match, run: CopyRun) -> int:
+    def _bucket(self, match: Match, run: CopyRun) -> int:
         """The length of the match, plus one if the copy was right for `max_ngram` tokens.
 
         A long match that was only just found says less: after an edit, the following tokens

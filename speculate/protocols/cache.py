@@ -2,30 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-import attrs
 import mlx.core as mx
 from typing_extensions import Protocol, runtime_checkable
 
 Entries = Sequence[mx.array | None]
 """The entries of a state cache, in slot order; `None` for a slot not written yet."""
-
-
-@attrs.frozen(eq=False)
-class Deferred:
-    """A rewind that is recorded, and carried out only when the entries are read.
-
-    Attributes:
-        restore: The layer's record: `restore(m)` returns the entries after the first `m`
-            tokens of a block.
-        num_tokens: The `m` to restore.
-    """
-
-    restore: Callable[[int], Entries]
-    num_tokens: int
-
-    def entries(self) -> Entries:
-        """Carry out the rewind and return the entries."""
-        return self.restore(self.num_tokens)
 
 
 @runtime_checkable
@@ -80,7 +61,7 @@ class Rollbackable(Trimmable, Protocol):
     def arrays(self) -> list[mx.array]:
         """All arrays of the cache, so that all layers can be evaluated in one call."""
 
-    def hand_back(self) -> object:
+    def release(self) -> object:
         """Move the content into a cache of mlx-lm's own type and return it.
 
         If this cache was adopted from an mlx-lm cache, that object is refilled unless its
@@ -108,23 +89,3 @@ class RecordsRollback(Rollbackable, Protocol):
 
     def recording(self) -> bool:
         """Whether a layer should call `record_rollback`."""
-
-
-@runtime_checkable
-class DefersRollback(RecordsRollback, Protocol):
-    """A state cache that defers a rewind, so that its layer may continue without carrying it out.
-
-    Contract: the next entries are the same, bit for bit, whether a layer reads the entries or
-    continues from `deferred()`.
-    """
-
-    def deferred(self) -> Deferred | None:
-        """The deferred rewind, if any. A layer that continues from it calls `replace`."""
-
-    def replace(self, entries: Entries, /) -> None:
-        """Write all entries. A deferred rewind is then never carried out."""
-
-    def record_rollback(
-        self, num_tokens: int, restore: Callable[[int], Entries], snapshot: Entries | Deferred, /
-    ) -> None:
-        """As in `RecordsRollback`; `snapshot` may itself be a deferred rewind."""

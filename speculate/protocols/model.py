@@ -9,6 +9,7 @@ import attrs
 import mlx.core as mx
 from typing_extensions import Protocol, runtime_checkable
 
+from speculate.errors import SpeculateError
 from speculate.protocols.cache import Rollbackable
 
 Recurrence = Literal["ops", "kernel"]
@@ -26,11 +27,51 @@ class Forward:
 
     Attributes:
         logits: `(1, T, vocabulary)`, unnormalised, in the model's dtype.
-        hidden: `(1, T, width)`, the trunk's output after its final norm, in the model's dtype.
+        taps: `(1, T, len(taps) * width)`, the outputs after the requested layers, side by side;
+            `None` if none were requested.
+        model: Name of the model, for errors.
     """
 
     logits: mx.array
-    hidden: mx.array
+    _hidden: mx.array | None = None
+    taps: mx.array | None = None
+    model: str = "this model"
+
+    @property
+    def hidden(self) -> mx.array:
+        """`(1, T, width)`, the trunk's output after its final norm, in the model's dtype.
+
+        Raises:
+            SpeculateError: The model does not return it.
+        """
+        return required(self._hidden, self.model, "hidden states")
+
+    @property
+    def has_hidden(self) -> bool:
+        """Whether the model returns `hidden`."""
+        return self._hidden is not None
+
+    def after(self, rows: int) -> Forward:
+        """Return the output without its first `rows` rows."""
+        if not rows:
+            return self
+        hidden = None if self._hidden is None else self._hidden[:, rows:]
+        taps = None if self.taps is None else self.taps[:, rows:]
+        return Forward(self.logits[:, rows:], hidden, taps, self.model)
+
+
+def required(array: mx.array | None, model: str, what: str) -> mx.array:
+    """Return an output of a forward, or raise if there is none.
+
+    Raises:
+        SpeculateError: It is `None`.
+    """
+    if array is None:
+        raise SpeculateError(
+            f"{model} returns no {what}, which a proposer that reads Commit.{what.split()[0]} "
+            "needs: draft with one that does not, such as DraftModel or PromptLookup"
+        )
+    return array
 
 
 class StockModel(Protocol):
@@ -113,14 +154,13 @@ class SpeculativeModel(Protocol):
             SpeculateError: Two layers share one cache. Nothing was moved.
         """
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
-        """Feed `tokens` `(1, T)`, `T >= 1`, and advance `cache` by them."""
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
+        """Feed `tokens`, and advance `cache` by them.
 
-
-@runtime_checkable
-class Fingerprinted(Protocol):
-    """A model, a head or a proposer whose measured costs can be stored under a name."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A key that is the same in every process for weights of the same shapes and formats."""
+        Args:
+            tokens: `(B, T)` ids. `B` is 1: batches are refused.
+            cache: One entry per layer.
+            taps: Indices of layers whose outputs to return. No model supports them yet.
+        """

@@ -1,30 +1,32 @@
 """The contract of a proposer: draft the next tokens, and stay in step with the sequence."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import attrs
 import mlx.core as mx
-from typing_extensions import Protocol, runtime_checkable
+from typing_extensions import Protocol
 
-from speculate.protocols.model import SpeculativeModel
+from speculate.protocols.model import Forward, SpeculativeModel, required
 
 
 @attrs.frozen(eq=False)
-class Choice:
+class DraftToken:
     """A token that was chosen for a draft.
 
     Attributes:
         token: `(1,)` id.
-        law: `(1, vocabulary)` float32 log-probabilities that it was drawn from, after
+        logprobs: `(1, vocabulary)` float32 log-probabilities that it was drawn from, after
             filters; `None` if verification does not need them.
     """
 
     token: mx.array
-    law: mx.array | None = None
+    logprobs: mx.array | None = None
 
 
-Choose = Callable[[mx.array, int], Choice]
+DraftSampler = Callable[[mx.array, int], DraftToken]
 """`choose(logits (1, vocabulary), index)` chooses drafted token number `index` on the device."""
 
 
@@ -41,13 +43,13 @@ class Draft:
 
     Attributes:
         tokens: `(k,)` ids, on the device; `k` may be less than the limit, even 0.
-        laws: For each token, the log-probabilities that it was drawn from, as returned by
-            `Choose`: `(1, n)` float32, or `None` for a token that was not drawn at random.
+        logprobs: For each token, the log-probabilities that it was drawn from, as returned by
+            `DraftSampler`: `(1, n)` float32, or `None` for a token that was not drawn at random.
             Empty if no token was drawn at random.
     """
 
     tokens: mx.array
-    laws: Sequence[mx.array | None] = ()
+    logprobs: Sequence[mx.array | None] = ()
 
 
 @attrs.frozen
@@ -72,25 +74,63 @@ class Commit:
     Attributes:
         tokens: `(m,)` ids, in order.
         verdict: The outcome of this round's draft; `None` in prefill and without a draft.
-        newest: The id that was emitted after them and is not consumed yet, if it is known;
+        bonus: The id that was emitted after them and is not consumed yet, if it is known;
             `None` in prefill and when the next forward was launched as lookahead.
     """
 
     tokens: mx.array
-    _hidden: mx.array
+    _hidden: mx.array | None = None
     verdict: Verdict | None = None
     _ids: Sequence[int] | None = None
-    newest: int | None = None
+    bonus: int | None = None
+    _taps: mx.array | None = None
+    _model: str = "this model"
+
+    @classmethod
+    def of(
+        cls,
+        out: Forward,
+        ids: Sequence[int],
+        verdict: Verdict | None = None,
+        bonus: int | None = None,
+    ) -> Commit:
+        """Make the commit of the first tokens of a forward.
+
+        Args:
+            out: The forward that fed them. It may have more rows, those of rejected drafts.
+            ids: The tokens.
+            verdict: The outcome of this round's draft.
+            bonus: The id that was emitted after them, if it is known.
+        """
+        # A new array: slicing the fed tokens would be work for the device.
+        tokens = mx.array(list(ids), dtype=mx.uint32)
+        hidden = out.hidden if out.has_hidden else None
+        return cls(tokens, hidden, verdict, ids, bonus, out.taps, out.model)
 
     @property
     def hidden(self) -> mx.array:
         """The target's post-norm outputs of the tokens, `(1, m, width)`.
 
-        The array may hold more rows, those of rejected drafts. They are cut off on access, so
-        that proposers that do not read hidden states do not pay for the slice.
+        Rows of rejected drafts are cut off on access, so that proposers that do not read hidden
+        states do not pay for the slice.
+
+        Raises:
+            SpeculateError: The target does not return them.
         """
-        rows = self.tokens.shape[0]
-        return self._hidden if self._hidden.shape[1] == rows else self._hidden[:, :rows]
+        return self._rows(required(self._hidden, self._model, "hidden states"))
+
+    @property
+    def taps(self) -> mx.array:
+        """The target's outputs after the layers of `SupportsTaps.taps`, `(1, m, taps * width)`.
+
+        Raises:
+            SpeculateError: The target does not return them.
+        """
+        return self._rows(required(self._taps, self._model, "taps"))
+
+    def _rows(self, array: mx.array) -> mx.array:
+        count = self.tokens.shape[0]
+        return array if array.shape[1] == count else array[:, :count]
 
     @property
     def ids(self) -> Sequence[int]:
@@ -116,8 +156,15 @@ class Proposer(Protocol):
             SpeculateError: It cannot draft for this model, or cannot rewind its own model.
         """
 
-    def begin(self, position: int, /) -> None:
-        """Start a new sequence, whose first `position` tokens are not passed to `commit`."""
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
+        """Start a new sequence, whose first `position` tokens are not passed to `commit`.
+
+        Args:
+            position: Tokens that only the target has read.
+            history: Their ids, if the caller knows them. There may be fewer than `position`, or
+                more, and they are not validated: wrong ids may lower the acceptance rate and
+                must have no other effect.
+        """
 
     def position(self) -> int:
         """Length of the committed sequence, as far as this proposer was notified."""
@@ -129,13 +176,13 @@ class Proposer(Protocol):
         still in flight.
         """
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        """Draft the tokens after `newest`.
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        """Draft the tokens after `last_token`.
 
         Does not synchronise with the device.
 
         Args:
-            newest: `(1,)`, the last token: emitted, and not committed yet.
+            last_token: `(1,)`, the last token: emitted, and not committed yet.
             limit: Most tokens to draft, at least 1.
             choose: Chooses a token from a row of logits.
         """
@@ -146,96 +193,4 @@ class Proposer(Protocol):
         Raises:
             Exception: Any error of a model. The proposer is then still consistent, and holds
                 at most the committed sequence.
-        """
-
-
-@attrs.frozen
-class Outlook:
-    """The draft that a proposer would make now.
-
-    Attributes:
-        kind: A class of drafts with similar acceptance rates, from 1 to 4095; 0 if it would
-            not draft.
-        length: Number of forecast tokens; 0 if it would not draft. A draft may be longer.
-    """
-
-    kind: int
-    length: int
-
-
-@attrs.frozen
-class Hindsight:
-    """The score of hypothetical drafts of one kind at one position.
-
-    Attributes:
-        kind: Kind of these drafts; see `Outlook`.
-        position: Position of the token in the draft, 0 for the first. Drafts that were wrong
-            at an earlier position do not count.
-        compared: Number of drafts whose token was compared with the sequence.
-        right: Number of them whose token was equal.
-    """
-
-    kind: int
-    position: int
-    compared: int
-    right: int
-
-
-@runtime_checkable
-class Foresees(Proposer, Protocol):
-    """A proposer that forecasts its draft on the host, and scores the drafts it did not make.
-
-    A strategy thus learns its acceptance rate without asking for a draft, regardless of the
-    proposer that drafts.
-
-    Contract: both depend on the committed sequence and its last token alone, not on the rounds
-    in which the sequence was decoded.
-    """
-
-    def outlook(self) -> Outlook:
-        """Forecast the draft after all tokens known so far. Does not synchronise.
-
-        The known tokens end with `Commit.newest`. If that is `None`, the last token is not known
-        yet, and the forecast is for the place before it.
-        """
-
-    def hindsight(self) -> Sequence[Hindsight]:
-        """Scores since the last call.
-
-        Covers every position of the generated sequence at which it would have drafted;
-        positions in a prompt do not count. Each generated token is compared with every such
-        draft that was right up to that token, so that sums over all calls do not depend on when
-        the calls were made.
-        """
-
-
-@runtime_checkable
-class LooksBack(Proposer, Protocol):
-    """A proposer that can use the tokens before its sequence, which only the target has read."""
-
-    def look_back(self, ids: Sequence[int], /) -> None:
-        """Take in the tokens before the sequence.
-
-        Called after `begin` and before the first commit, if the caller knows the tokens.
-
-        Args:
-            ids: The tokens that the sequence continues. There may be fewer than exist, or more
-                than the caches hold, and they are not validated: wrong ids may lower the
-                acceptance rate and must have no other effect.
-        """
-
-
-@runtime_checkable
-class CatchesUp(Proposer, Protocol):
-    """A proposer that feeds its backlog to its model only when it is asked for a draft again.
-
-    A strategy can then include the backlog in the cost of a draft. A proposer that is not asked
-    again never feeds its backlog.
-    """
-
-    def behind(self) -> int:
-        """Number of tokens to feed before the next draft, in a batch of their own.
-
-        0 if the backlog is short enough to share the first step of the draft. Does not
-        synchronise.
         """

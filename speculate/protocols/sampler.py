@@ -8,11 +8,11 @@ import attrs
 import mlx.core as mx
 from typing_extensions import Protocol
 
-from speculate.protocols.proposer import Choice, Draft
+from speculate.protocols.proposer import Draft, DraftToken
 
 
 @attrs.frozen(eq=False)
-class Decision:
+class Verification:
     """The outcome of one block of `k` drafts and `k + 1` rows, still on the device.
 
     Attributes:
@@ -37,19 +37,19 @@ class Sampler(Protocol):
     """
 
     @property
-    def launches_ahead(self) -> bool:
+    def supports_lookahead(self) -> bool:
         """Whether it may be given a row of logits before the tokens before it are accepted."""
 
     def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
         """Start a sequence.
 
         Args:
-            history: Ids that processors see before the tokens passed to `keep`.
-            position: Sequence position of the first token that will be passed to `keep`.
+            history: Ids that processors see before the tokens passed to `commit`.
+            position: Sequence position of the first token that will be passed to `commit`.
             stop_tokens: Ids that end the sequence.
         """
 
-    def choose(self, logits: mx.array, index: int, /) -> Choice:
+    def choose(self, logits: mx.array, index: int, /) -> DraftToken:
         """Choose drafted token number `index` after the last token, for a proposer.
 
         Args:
@@ -57,15 +57,15 @@ class Sampler(Protocol):
             index: 0 for the first drafted token.
         """
 
-    def verify(self, newest: mx.array, draft: Draft, logits: mx.array, /) -> Decision:
+    def verify(self, last_token: mx.array, draft: Draft, logits: mx.array, /) -> Verification:
         """Verify a draft.
 
         Args:
-            newest: `(1,)`, the last token, which precedes the draft; not kept yet.
+            last_token: `(1,)`, the last token, which precedes the draft; not committed yet.
             draft: `k` ids of the target, `k >= 0`, with log-probabilities over all of its ids.
             logits: `(k + 1, vocabulary)`, the target's; row `i` predicts the token after the
                 first `i` drafts.
         """
 
-    def keep(self, tokens: mx.array, /) -> None:
+    def commit(self, tokens: mx.array, /) -> None:
         """Commit tokens `(m,)`, in order: the last token and the accepted drafts."""

@@ -15,15 +15,15 @@ class Plan:
     Attributes:
         proposer: The proposer that drafts; `None` to decode one token without a draft.
         depth: Most tokens to draft. At least 1 with a proposer, 0 without.
-        predicted: Expected speedup of the round over plain decoding, for telemetry.
-        plain_seconds: The strategy's estimate of a step of plain decoding, in seconds, for
+        predicted_speedup: Expected speedup of the round over plain decoding, for telemetry.
+        baseline_seconds: The strategy's estimate of a step of plain decoding, in seconds, for
             telemetry.
     """
 
     proposer: Proposer | None = None
     depth: int = 0
-    predicted: float | None = None
-    plain_seconds: float | None = None
+    predicted_speedup: float | None = None
+    baseline_seconds: float | None = None
 
 
 @attrs.frozen
@@ -37,17 +37,16 @@ class Round:
         drafted: Number of drafted tokens.
         accepted: Number of drafts that were accepted and emitted.
         emitted: Number of tokens that the round emitted.
-        cut: Whether a stop token or the token limit ended the round early.
+        truncated: Whether a stop token or the token limit ended the round early.
         seconds: Duration of the round, without the time of the observer and the time that the
             caller spent between two tokens.
         context: Length of the sequence before the round, in tokens.
-        predicted: As in the plan.
-        plain_seconds: As in the plan.
-        asked: Name of the proposer that was asked to draft, even if it drafted nothing; or
-            `None`.
-        ahead: Seconds that the caller spent while the device may have worked on this round,
-            which was launched as lookahead; 0 for other rounds. If more than `seconds`, the
-            device finished before the result was requested, at an unknown time.
+        predicted_speedup: As in the plan.
+        baseline_seconds: As in the plan.
+        planned_proposer: Name of the planned proposer, even if it drafted nothing; or `None`.
+        overlapped_seconds: Seconds that the caller spent while the device may have worked on
+            this round, which was launched as lookahead; 0 for other rounds. If more than
+            `seconds`, the device finished before the result was requested, at an unknown time.
     """
 
     index: int
@@ -56,13 +55,13 @@ class Round:
     drafted: int
     accepted: int
     emitted: int
-    cut: bool
+    truncated: bool
     seconds: float = 0.0
     context: int = 0
-    predicted: float | None = None
-    plain_seconds: float | None = None
-    asked: str | None = None
-    ahead: float = 0.0
+    predicted_speedup: float | None = None
+    baseline_seconds: float | None = None
+    planned_proposer: str | None = None
+    overlapped_seconds: float = 0.0
 
 
 @runtime_checkable
@@ -72,6 +71,9 @@ class Strategy(Protocol):
     @property
     def proposers(self) -> Sequence[Proposer]:
         """All proposers that may be asked to draft; each is notified of every verdict."""
+
+    def begin(self) -> None:
+        """Start a sequence, before its prompt."""
 
     def plan(self, remaining: int | None, /) -> Plan:
         """Plan the next round.
@@ -97,37 +99,6 @@ class Costs:
     context: int
     forward: Mapping[int, float]
     draft: Mapping[str, float]
-
-
-@runtime_checkable
-class UsesCosts(Strategy, Protocol):
-    """A strategy that uses the measured costs of forwards and drafts."""
-
-    def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
-        """Whether to measure costs now. Called once per sequence, before its second round.
-
-        Measuring thus never delays the first token, and the first plan is made without costs.
-
-        Args:
-            key: Identifies the target, its proposers and this machine; `None` if the model has
-                no fingerprint.
-            context: Length of the sequence, in tokens.
-            remaining: Most tokens still to be emitted; `None` without a limit.
-        """
-
-    def take_costs(self, costs: Costs, /) -> None:
-        """Receive the costs that were measured because they were missing."""
-
-
-@runtime_checkable
-class ToleratesFailures(Strategy, Protocol):
-    """A strategy that can continue without a proposer that raised."""
-
-    def begin(self) -> None:
-        """Start a sequence, before its prompt: proposers that failed earlier are active again."""
-
-    def failed(self, proposer: Proposer, error: Exception, /) -> None:
-        """`proposer` raised `error`; it is not notified or asked again in this sequence."""
 
 
 class Observer(Protocol):

@@ -6,12 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
-import attrs
 import mlx.core as mx
 from typing_extensions import Protocol
 
 from speculate._mx import log_softmax
-from speculate.protocols import Choice, Draft
+from speculate.protocols import Draft, DraftToken, Verification
 from speculate.sampling.filters import Distribution
 from speculate.sampling.noise import gumbel, key, uniform
 
@@ -33,18 +32,10 @@ SamplerCallable = Callable[[mx.array], mx.array]
 """mlx-lm's sampler: log-probabilities `(1, vocabulary)` -> ids `(1,)`."""
 
 
-@attrs.frozen(eq=False)
-class Verification:
-    """The outcome of verifying a draft: the `accepted` and `tokens` of a `Decision`."""
-
-    accepted: mx.array
-    tokens: mx.array
-
-
 class AcceptanceRule(Protocol):
     """Decides how many drafts are accepted, from all rows of a block at once."""
 
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
+    def choose(self, logits: mx.array, position: int, /) -> DraftToken:
         """Choose a drafted token at `position` from a proposer's logits `(1, vocabulary)`."""
 
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
@@ -75,8 +66,8 @@ def most_likely(logits: mx.array) -> mx.array:
 class ExactMatch(ABC):
     """Accepts drafts while they equal the target's own tokens, which alone form the output."""
 
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
-        return Choice(most_likely(logits))
+    def choose(self, logits: mx.array, position: int, /) -> DraftToken:
+        return DraftToken(most_likely(logits))
 
     @abstractmethod
     def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
@@ -88,9 +79,9 @@ class ExactMatch(ABC):
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
         tokens = self.pick(logits, positions)
         if not draft.tokens.shape[0]:
-            return Verification(mx.zeros((), dtype=mx.int32), tokens)
+            return Verification(mx.zeros((), dtype=mx.int32), tokens, logits)
         matches = tokens[: draft.tokens.shape[0]] == draft.tokens
-        return Verification(accepted_prefix(matches), tokens)
+        return Verification(accepted_prefix(matches), tokens, logits)
 
 
 @final
@@ -108,8 +99,8 @@ class Coupled(ExactMatch):
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
 
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
-        return Choice(self.pick(logits, [position]))
+    def choose(self, logits: mx.array, position: int, /) -> DraftToken:
+        return DraftToken(self.pick(logits, [position]))
 
     def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
         weights = self._distribution.log_weights(logits, positions)
@@ -143,10 +134,10 @@ class _SpeculativeSampling(ABC):
         # position has influenced the output already, so each round has noise of its own.
         self._round = 0
 
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
+    def choose(self, logits: mx.array, position: int, /) -> DraftToken:
         weights = self._distribution.log_weights(logits, [position])
         noise = gumbel([self._key(DRAFT_STREAM, position)], logits.shape[-1])
-        return Choice(mx.argmax(weights + noise, axis=-1), log_softmax(weights))
+        return DraftToken(mx.argmax(weights + noise, axis=-1), log_softmax(weights))
 
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
         p = mx.softmax(self._distribution.log_weights(logits, positions), axis=-1)
@@ -157,7 +148,7 @@ class _SpeculativeSampling(ABC):
             weights = mx.concatenate([residual, p[k:]])
         else:
             accepted, weights = mx.zeros((), dtype=mx.int32), p
-        verified = Verification(accepted, self._draw(weights, p, positions))
+        verified = Verification(accepted, self._draw(weights, p, positions), logits)
         self._round += 1
         return verified
 
@@ -249,9 +240,9 @@ def draft_probabilities(draft: Draft, width: int) -> mx.array:
     tokens = draft.tokens
     rows = [
         (mx.arange(width) == tokens[index]).astype(mx.float32)[None]
-        if law is None
-        else _fit_width(mx.exp(law), width)
-        for index, law in enumerate(draft.laws or [None] * tokens.shape[0])
+        if row is None
+        else _fit_width(mx.exp(row), width)
+        for index, row in enumerate(draft.logprobs or [None] * tokens.shape[0])
     ]
     q = mx.concatenate(rows)
     # A sum that is infinite or NaN is not close to 1 either.

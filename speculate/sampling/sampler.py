@@ -8,7 +8,7 @@ from typing import cast, final
 
 import mlx.core as mx
 
-from speculate.protocols import Choice, Decision, Draft, Sampler
+from speculate.protocols import Draft, DraftToken, Sampler, Verification
 from speculate.sampling.acceptance import (
     AcceptanceRule,
     BlockVerification,
@@ -35,7 +35,7 @@ class TokenSampler:
         self._stop_tokens: Collection[int] = ()
 
     @property
-    def launches_ahead(self) -> bool:
+    def supports_lookahead(self) -> bool:
         return self._processors.is_stateless
 
     def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
@@ -43,22 +43,21 @@ class TokenSampler:
         self._position = position
         self._stop_tokens = stop_tokens
 
-    def choose(self, logits: mx.array, index: int, /) -> Choice:
+    def choose(self, logits: mx.array, index: int, /) -> DraftToken:
         return self._rule.choose(logits, self._position + 1 + index)
 
-    def verify(self, newest: mx.array, draft: Draft, logits: mx.array, /) -> Decision:
+    def verify(self, last_token: mx.array, draft: Draft, logits: mx.array, /) -> Verification:
         if len(self._processors):
-            tokens = mx.concatenate([self._history, newest, draft.tokens])
+            tokens = mx.concatenate([self._history, last_token, draft.tokens])
             if not self._processors.is_stateless:
                 return self._verify_row_by_row(tokens, draft, logits)
             rows = [self._processed(tokens, draft, logits, row) for row in range(logits.shape[0])]
             logits = mx.concatenate(rows)
         first = self._position + 1
         positions = range(first, first + logits.shape[0])
-        verified = self._rule.verify(logits, positions, draft)
-        return Decision(verified.accepted, verified.tokens, logits)
+        return self._rule.verify(logits, positions, draft)
 
-    def keep(self, tokens: mx.array, /) -> None:
+    def commit(self, tokens: mx.array, /) -> None:
         self._position += tokens.shape[0]
         if len(self._processors):
             self._history = mx.concatenate([self._history, tokens])
@@ -69,7 +68,7 @@ class TokenSampler:
         known = tokens.shape[0] - draft.tokens.shape[0] + row
         return self._processors.apply(tokens[:known], logits[row : row + 1])
 
-    def _verify_row_by_row(self, tokens: mx.array, draft: Draft, logits: mx.array) -> Decision:
+    def _verify_row_by_row(self, tokens: mx.array, draft: Draft, logits: mx.array) -> Verification:
         """Verify drafts one by one, calling processors only for rows whose prefix is accepted.
 
         Synchronises once per row.
@@ -79,7 +78,7 @@ class TokenSampler:
         while True:
             row = len(rows)
             rows.append(self._processed(tokens, draft, logits, row))
-            one = Draft(draft.tokens[row : row + 1], draft.laws[row : row + 1])
+            one = Draft(draft.tokens[row : row + 1], draft.logprobs[row : row + 1])
             verified = self._rule.verify(rows[-1], [self._position + 1 + row], one)
             if cast(int, verified.accepted.item()) == 0:
                 emitted.append(verified.tokens)
@@ -93,7 +92,7 @@ class TokenSampler:
         processed = mx.concatenate(rows)
         # Log-probabilities may be read in another thread.
         mx.async_eval(processed)
-        return Decision(accepted, mx.concatenate(emitted), processed)
+        return Verification(accepted, mx.concatenate(emitted), processed)
 
 
 @final

@@ -6,8 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Final, final
 
-from speculate.protocols import CatchesUp, Foresees, Outlook, Proposer, Round
-from speculate.strategies.checking import checked_behind, checked_hindsight, checked_outlook
+from speculate.protocols import (
+    Forecast,
+    Proposer,
+    Round,
+    SupportsBacklog,
+    SupportsForecast,
+    SupportsFreeDrafts,
+)
+from speculate.strategies.checking import checked_backlog, checked_forecast, checked_scores
 
 PRIOR_ACCEPTANCE: Final = 0.4
 """Assumed acceptance rate of a first draft.
@@ -23,7 +30,7 @@ Where one proposer drafts badly, others usually do.
 """
 
 BUCKET_PRIOR_WEIGHT: Final = 2.0
-"""Weight of the prior from the match length, in drafts, against first drafts of all kinds.
+"""Weight of the prior from the match length, in drafts, against first drafts of all buckets.
 
 Where passages recur, short matches are better than their length suggests.
 """
@@ -209,30 +216,26 @@ class MatchOnset:
 
     Attributes:
         probability: That there is a match at the next position if there is none now.
-        kind: Kind of the latest draft at a match onset; see `Outlook`.
+        bucket: Kind of the latest draft at a match onset; see `Forecast`.
     """
 
     def __init__(self) -> None:
         self.probability: float = 0.0
-        self.kind: int = 0
+        self.bucket: int = 0
         self._found = False
 
     def on_copy_end(self) -> None:
         """A draft was accepted in part."""
         self.probability = max(self.probability, MIN_ONSET_AFTER_COPY)
 
-    def observe(self, outlook: Outlook, *, plain: bool) -> None:
+    def observe(self, forecast: Forecast, *, plain: bool) -> None:
         """Learn from the forecast after all known tokens; `plain` if only one token is new."""
-        found = outlook.length > 0
+        found = forecast.length > 0
         if plain and not self._found:
             self.probability += ONSET_LEARNING_RATE * (found - self.probability)
             if found:
-                self.kind = outlook.kind
+                self.bucket = forecast.bucket
         self._found = found
-
-
-Forecast = tuple[int, int]
-"""Kind of the draft that a proposer would make now, and its maximum depth; 0 for no draft."""
 
 
 @final
@@ -245,7 +248,7 @@ class ProposerEstimate:
     Attributes:
         proposer: The proposer.
         name: Its name.
-        free: Whether it drafts on the host, at no cost.
+        free: Whether its drafts cost next to nothing.
         failed: Whether it raised in this sequence; it is then not asked again.
         onset: How often a match begins, if it is a lookup.
     """
@@ -254,11 +257,11 @@ class ProposerEstimate:
         self.proposer = proposer
         self.name: str = proposer.name
         self.failed: bool = False
-        self._foresees = proposer if isinstance(proposer, Foresees) else None
-        self._catches_up = proposer if isinstance(proposer, CatchesUp) else None
-        self.free: bool = self._foresees is not None
+        self._forecasts = proposer if isinstance(proposer, SupportsForecast) else None
+        self._feeds_backlog = proposer if isinstance(proposer, SupportsBacklog) else None
+        self.free: bool = isinstance(proposer, SupportsFreeDrafts) and proposer.free
         self._curves: dict[int, AcceptanceCurve] = {}
-        self._all_kinds = AcceptanceCurve(PRIOR_ACCEPTANCE)
+        self._all_buckets = AcceptanceCurve(PRIOR_ACCEPTANCE)
         self.onset = MatchOnset()
         self._last_rate = 1.0
         self._drafts = 0
@@ -269,32 +272,32 @@ class ProposerEstimate:
         self._last_rate, self._drafts = 1.0, 0
         self._curve(0).prior = PRIOR_ACCEPTANCE
         # How a sequence returns to earlier passages does not carry over to another.
-        self._all_kinds, self.onset = AcceptanceCurve(PRIOR_ACCEPTANCE), MatchOnset()
+        self._all_buckets, self.onset = AcceptanceCurve(PRIOR_ACCEPTANCE), MatchOnset()
         for curve in self._curves.values():
             curve.discount(CARRY_OVER_WEIGHT)
 
-    def forecast(self, max_depth: int) -> Forecast:
-        """The draft that it would make now."""
+    def forecast(self, max_depth: int) -> tuple[int, int]:
+        """Bucket of the draft that it would make now, and its maximum depth; 0 for no draft."""
         if self.failed:
             return 0, 0
-        if self._foresees is None:
+        if self._forecasts is None:
             return 0, max_depth
-        outlook = checked_outlook(self.proposer, self._foresees.outlook())
-        return outlook.kind, min(max_depth, outlook.length)
+        forecast = checked_forecast(self.proposer, self._forecasts.forecast())
+        return forecast.bucket, min(max_depth, forecast.length)
 
     def backlog(self) -> int:
         """Number of tokens to feed before its next draft."""
-        if self.failed or self._catches_up is None:
+        if self.failed or self._feeds_backlog is None:
             return 0
-        return checked_behind(self.proposer, self._catches_up.behind())
+        return checked_backlog(self.proposer, self._feeds_backlog.backlog())
 
-    def survival(self, kind: int, depth: int, optimism: float = 0.0) -> Sequence[float]:
-        """`AcceptanceCurve.survival` of drafts of one kind."""
-        curve = self._curve(kind)
-        if self.free:
+    def survival(self, bucket: int, depth: int, optimism: float = 0.0) -> Sequence[float]:
+        """`AcceptanceCurve.survival` of drafts of one bucket."""
+        curve = self._curve(bucket)
+        if self._forecasts is not None:
             # The longer the match, the more likely it continues.
-            own = 1.0 - 1.0 / kind if kind > 1 else PRIOR_ACCEPTANCE
-            evidence, rate = self._all_kinds.evidence, self._all_kinds.survival(1)[0]
+            own = 1.0 - 1.0 / bucket if bucket > 1 else PRIOR_ACCEPTANCE
+            evidence, rate = self._all_buckets.evidence, self._all_buckets.survival(1)[0]
             total = BUCKET_PRIOR_WEIGHT + evidence
             curve.prior = (BUCKET_PRIOR_WEIGHT * own + evidence * rate) / total
         return curve.survival(depth, optimism)
@@ -306,17 +309,21 @@ class ProposerEstimate:
     @property
     def has_little_evidence(self) -> bool:
         """Whether it cannot forecast, and drafted only a few times in this sequence."""
-        return not self.free and self._drafts < MIN_DRAFTS_SEEN
+        return self._forecasts is None and self._drafts < MIN_DRAFTS_SEEN
 
     @property
     def has_no_evidence(self) -> bool:
         """Whether it cannot forecast, and none of its drafts was compared yet."""
-        return not self.free and not self._curve(0).evidence
+        return self._forecasts is None and not self._curve(0).evidence
 
     @property
     def first_draft_rate(self) -> float | None:
         """Acceptance rate of its first draft; `None` if it forecasts or has no evidence."""
-        return None if self.free or self.has_no_evidence else self._curve(0).survival(1)[0]
+        return (
+            None
+            if self._forecasts is not None or self.has_no_evidence
+            else self._curve(0).survival(1)[0]
+        )
 
     def set_prior(self, rate: float) -> None:
         """Derive its prior from the acceptance rate of other proposers, if it has no evidence."""
@@ -327,18 +334,18 @@ class ProposerEstimate:
 
     def observe(self, round: Round) -> None:
         """Learn from a round, regardless of the proposer that drafted."""
-        for curve in (*self._curves.values(), self._all_kinds):
+        for curve in (*self._curves.values(), self._all_buckets):
             curve.advance(round.emitted)
         if self.failed:
             return
-        if self._foresees is not None:
+        if self._forecasts is not None:
             # It scores every position, including those where others drafted.
-            for found in checked_hindsight(self.proposer, self._foresees.hindsight()):
-                self._curve(found.kind).update(found.position, found.compared, found.right)
+            for found in checked_scores(self.proposer, self._forecasts.scores()):
+                self._curve(found.bucket).update(found.position, found.compared, found.right)
                 if found.position == 0:
-                    self._all_kinds.update(0, found.compared, found.right)
-            outlook = checked_outlook(self.proposer, self._foresees.outlook())
-            self.onset.observe(outlook, plain=not round.drafted)
+                    self._all_buckets.update(0, found.compared, found.right)
+            forecast = checked_forecast(self.proposer, self._forecasts.forecast())
+            self.onset.observe(forecast, plain=not round.drafted)
             if round.proposer == self.name and 0 < round.accepted < round.drafted:
                 self.onset.on_copy_end()
         elif round.proposer == self.name:
@@ -347,15 +354,15 @@ class ProposerEstimate:
             self._curve(0).observe(round.drafted if whole else round.accepted, round.accepted)
             self._drafts += 1
             self._last_rate = self._curve(0).survival(1)[0]
-        elif round.asked == self.name and not round.cut:
+        elif round.planned_proposer == self.name and not round.truncated:
             # An empty draft counts as a wrong one.
             self._curve(0).observe(1, 0)
             self._drafts += 1
 
-    def _curve(self, kind: int) -> AcceptanceCurve:
-        if kind not in self._curves:
-            self._curves[kind] = AcceptanceCurve(PRIOR_ACCEPTANCE, match_length=kind)
-        return self._curves[kind]
+    def _curve(self, bucket: int) -> AcceptanceCurve:
+        if bucket not in self._curves:
+            self._curves[bucket] = AcceptanceCurve(PRIOR_ACCEPTANCE, match_length=bucket)
+        return self._curves[bucket]
 
 
 def share_priors(estimates: Sequence[ProposerEstimate]) -> None:

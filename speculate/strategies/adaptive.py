@@ -15,7 +15,6 @@ import attrs
 from speculate.protocols import Costs, Plan, Proposer, Round
 from speculate.strategies.acceptance import (
     DECAY_INTERVAL_TOKENS,
-    Forecast,
     ProposerEstimate,
     share_priors,
 )
@@ -55,8 +54,8 @@ Asking a lookup that has no match yet prevents the launch of the next forward.
 
 _logger = logging.getLogger(__name__)
 
-Availability = tuple[ProposerEstimate, Forecast, float]
-"""A proposer that can draft now: estimate, (kind, max depth), catch-up time in plain rounds."""
+Availability = tuple[ProposerEstimate, tuple[int, int], float]
+"""A proposer that can draft now: estimate, (bucket, max depth), catch-up time in plain rounds."""
 
 
 @final
@@ -145,10 +144,10 @@ class ExplorationBudget:
         explored, best = self._explored
         name = explored.estimate.name if explored.estimate else None
         # A plan may be made before the previous round is observed, if that round is plain.
-        if round.asked != name or round.planned != explored.depth:
+        if round.planned_proposer != name or round.planned != explored.depth:
             return
         self._explored = None
-        if round.cut:
+        if round.truncated:
             return
         won = round.emitted - explored.tokens
         if explored.estimate is best.estimate:
@@ -225,7 +224,7 @@ class Adaptive:
         self._backlogs: dict[str, int] = {}
         # The best candidates, and the survival and times that they were computed from.
         self._candidates: dict[
-            tuple[str, Forecast, float], tuple[Sequence[float], Sequence[float], Candidate]
+            tuple[str, tuple[int, int], float], tuple[Sequence[float], Sequence[float], Candidate]
         ] = {}
 
     def __repr__(self) -> str:
@@ -249,7 +248,7 @@ class Adaptive:
         plain = self.plain_seconds or None
         if self._first:
             self._first = False
-            return Plan(predicted=1.0, plain_seconds=plain)
+            return Plan(predicted_speedup=1.0, baseline_seconds=plain)
         if not self._fixed and self._times.needs_baseline(self._rate):
             return Plan()
         # Plain rounds teach little, so that the decision need not be made again for each.
@@ -262,10 +261,10 @@ class Adaptive:
         self._budget.accrue(best.time)
         if best.estimate is not None:
             proposer = best.estimate.proposer
-            return Plan(proposer, best.depth, predicted=best.rate, plain_seconds=plain)
+            return Plan(proposer, best.depth, predicted_speedup=best.rate, baseline_seconds=plain)
         if not rests and horizon > DECAY_INTERVAL_TOKENS:
             self._plain_until = self._plans + DECAY_INTERVAL_TOKENS
-        return Plan(predicted=1.0, plain_seconds=plain)
+        return Plan(predicted_speedup=1.0, baseline_seconds=plain)
 
     def observe(self, round: Round, /) -> None:
         for estimate in self._estimates:
@@ -273,23 +272,23 @@ class Adaptive:
                 estimate.observe(round)
             except Exception as error:
                 self.failed(estimate.proposer, error)
-        if round.asked is not None:
+        if round.planned_proposer is not None:
             self._plain_until = 0
             share_priors(self._estimates)
         self._budget.observe(round)
-        if self._fixed or round.cut or not 0.0 < round.seconds < math.inf:
+        if self._fixed or round.truncated or not 0.0 < round.seconds < math.inf:
             return
         if round.proposer is not None:
             backlog = self._backlogs.get(round.proposer, 0)
             self._times.observe(round.proposer, round.drafted, round.seconds, backlog)
             return
         # Whether the device was busy throughout, also while the caller was.
-        busy = round.asked is None and round.ahead < round.seconds
+        busy = round.planned_proposer is None and round.overlapped_seconds < round.seconds
         # No earlier round overlaps with the first: its time counts only where no other is known.
         if busy and (round.index or not self.plain_seconds):
-            self._times.observe_plain(round.seconds + round.ahead)
+            self._times.observe_plain(round.seconds + round.overlapped_seconds)
 
-    def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
+    def needs_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
         if not self._measures:
             return False
         self._key, place = key, (key, context_bucket(context))
@@ -302,7 +301,7 @@ class Adaptive:
         self._times = RoundTimes(found, self._free, MAX_DEPTH, fresh=False)
         return False
 
-    def take_costs(self, costs: Costs, /) -> None:
+    def set_costs(self, costs: Costs, /) -> None:
         self._known = {(self._key, context_bucket(costs.context)): costs}
         self._times = RoundTimes(costs, self._free, MAX_DEPTH)
         if self._key is not None:
@@ -349,7 +348,7 @@ class Adaptive:
         return exploration or best
 
     def _best(
-        self, estimate: ProposerEstimate, forecast: Forecast, optimism: float = 0.0
+        self, estimate: ProposerEstimate, forecast: tuple[int, int], optimism: float = 0.0
     ) -> Candidate:
         """The best candidate of a proposer; `optimism` as in `AcceptanceCurve.survival`."""
         survival, times = estimate.survival(*forecast, optimism), self._times.of(estimate.name)
@@ -366,7 +365,7 @@ class Adaptive:
         onset = estimate.onset.probability
         if not onset or estimate.failed:
             return PLAIN_ROUND
-        survival = estimate.survival(estimate.onset.kind, max_depth)
+        survival = estimate.survival(estimate.onset.bucket, max_depth)
         tokens = [1.0 + onset * drafted for drafted in accumulate(survival, initial=0.0)]
         times = self._times.of(estimate.name)
         times = [1.0 + LOOKAHEAD_LOSS + onset * (time - 1.0) for time in times]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final, cast
 
 from speculate.errors import OptionError, SpeculateError
-from speculate.protocols import Hindsight, Outlook, Proposer, SpeculativeModel, Strategy
+from speculate.protocols import DraftScore, Forecast, Proposer, SpeculativeModel, Strategy
 
-MAX_KIND: Final = 4095
-"""Largest kind or position that a proposer may report. Rates are kept for each of them."""
+MAX_BUCKET: Final = 4095
+"""Largest bucket or position that a proposer may report. Rates are kept for each of them."""
 
 
 def check_proposer(proposer: object) -> None:
@@ -29,45 +29,45 @@ def check_proposer(proposer: object) -> None:
         )
 
 
-def checked_outlook(proposer: Proposer, outlook: object) -> Outlook:
-    """Return the result of `outlook()` if it is valid.
+def checked_forecast(proposer: Proposer, forecast: object) -> Forecast:
+    """Return the result of `forecast()` if it is valid.
 
     Raises:
         SpeculateError: It is not.
     """
-    if not isinstance(outlook, Outlook):
-        raise _wrong_type(proposer, "outlook()", outlook, "an Outlook")
-    _check_count(proposer, "Outlook.kind", outlook.kind, MAX_KIND)
-    _check_count(proposer, "Outlook.length", outlook.length)
-    return outlook
+    if not isinstance(forecast, Forecast):
+        raise _wrong_type(proposer, "forecast()", forecast, "a Forecast")
+    _check_count(proposer, "Forecast.bucket", forecast.bucket, MAX_BUCKET)
+    _check_count(proposer, "Forecast.length", forecast.length)
+    return forecast
 
 
-def checked_hindsight(proposer: Proposer, hindsight: object) -> Sequence[Hindsight]:
-    """Return the result of `hindsight()` if it is valid.
-
-    Raises:
-        SpeculateError: It is not.
-    """
-    if not isinstance(hindsight, Sequence):
-        raise _wrong_type(proposer, "hindsight()", hindsight, "a list")
-    for found in hindsight:
-        if not isinstance(found, Hindsight):
-            raise _wrong_type(proposer, "hindsight()", found, "a Hindsight")
-        _check_count(proposer, "Hindsight.kind", found.kind, MAX_KIND)
-        _check_count(proposer, "Hindsight.position", found.position, MAX_KIND)
-        _check_count(proposer, "Hindsight.compared", found.compared)
-        _check_count(proposer, "Hindsight.right", found.right, found.compared, "compared, ")
-    return hindsight
-
-
-def checked_behind(proposer: Proposer, behind: object) -> int:
-    """Return the result of `behind()` if it is valid.
+def checked_scores(proposer: Proposer, scores: object) -> Sequence[DraftScore]:
+    """Return the result of `scores()` if it is valid.
 
     Raises:
         SpeculateError: It is not.
     """
-    _check_count(proposer, "behind()", behind)
-    return cast(int, behind)
+    if not isinstance(scores, Sequence):
+        raise _wrong_type(proposer, "scores()", scores, "a list")
+    for found in scores:
+        if not isinstance(found, DraftScore):
+            raise _wrong_type(proposer, "scores()", found, "a DraftScore")
+        _check_count(proposer, "DraftScore.bucket", found.bucket, MAX_BUCKET)
+        _check_count(proposer, "DraftScore.position", found.position, MAX_BUCKET)
+        _check_count(proposer, "DraftScore.compared", found.compared)
+        _check_count(proposer, "DraftScore.right", found.right, found.compared, "compared, ")
+    return scores
+
+
+def checked_backlog(proposer: Proposer, backlog: object) -> int:
+    """Return the result of `backlog()` if it is valid.
+
+    Raises:
+        SpeculateError: It is not.
+    """
+    _check_count(proposer, "backlog()", backlog)
+    return cast(int, backlog)
 
 
 def _check_count(

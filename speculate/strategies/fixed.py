@@ -24,6 +24,9 @@ class Off:
     def proposers(self) -> Sequence[Proposer]:
         return ()
 
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
+
     def plan(self, remaining: int | None, /) -> Plan:
         return Plan()
 
@@ -54,6 +57,9 @@ class Fixed:
     @property
     def proposers(self) -> Sequence[Proposer]:
         return (self._proposer,)
+
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
 
     def plan(self, remaining: int | None, /) -> Plan:
         return Plan(self._proposer, self._depth) if self._depth else Plan()

@@ -34,9 +34,9 @@ def require_moved(stock: Sequence[object]) -> None:
 
 
 def require_same_objects(back: Sequence[object], stock: Sequence[object]) -> None:
-    """Check that `hand_back` returned the caches that were adopted."""
+    """Check that `release` returned the caches that were adopted."""
     same = all(one is other for one, other in zip(back, stock, strict=True))
-    require(same, "hand_back returns another object than the one that was adopted")
+    require(same, "release returns another object than the one that was adopted")
 
 
 def require_lengths(caches: Sequence[Rollbackable], length: int, when: str) -> None:
@@ -65,10 +65,10 @@ class CacheSpec:
     def expected(self, start: int, stop: int) -> mx.array:
         """What the layers see for tokens `start` to `stop`, `(stop - start, n)` float32.
 
-        The reference is what `hand_back` returns for an empty cache: mlx-lm's own type, fed
+        The reference is what `release` returns for an empty cache: mlx-lm's own type, fed
         token by token and never trimmed.
         """
-        self._stock = self._stock or [cache.hand_back() for cache in self.make()]
+        self._stock = self._stock or [cache.release() for cache in self.make()]
         for token in self.sequence(len(self._expected), stop):
             self._expected.append(run_layers(self.layers, self._stock, mx.array([[token]])))
             mx.eval(self._expected[-1])
@@ -196,12 +196,12 @@ class CacheRun:
             same = lengths == [self.length] * len(lengths)
             require(same, f"lengths are {lengths} with {self.length} tokens fed")
 
-    def hand_back(self) -> list[object]:
+    def release(self) -> list[object]:
         """Move the content into mlx-lm's caches, so that none is left, and return them."""
         with at_step(self.rounds, self.length):
-            stock = [cache.hand_back() for cache in self.caches]
+            stock = [cache.release() for cache in self.caches]
             left = [len(cache.arrays()) for cache in self.caches]
-            require(not any(left), f"{left} arrays remain after hand_back")
+            require(not any(left), f"{left} arrays remain after release")
         return stock
 
     def continue_with(self, caches: list[Rollbackable]) -> None:

@@ -112,7 +112,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.on_sequence())
     @rule()
     def hand_back_and_adopt(self) -> None:
-        self.run.continue_with(self.spec.adopt(self.run.hand_back()))
+        self.run.continue_with(self.spec.adopt(self.run.release()))
         self.recording, self.checkpoints = False, []
         self.drop_records()
 

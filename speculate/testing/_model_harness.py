@@ -85,7 +85,7 @@ class ModelHarness:
 
     def stock_caches(self) -> list[object]:
         """Empty caches of mlx-lm's own types."""
-        return [cache.hand_back() for cache in self.model.make_cache()]
+        return [cache.release() for cache in self.model.make_cache()]
 
     def compare(self, found: mx.array, start: int, tolerance: float | None = None) -> None:
         """Compare logits `(T, vocabulary)` with those of the sequence from `start` on."""

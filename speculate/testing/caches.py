@@ -304,13 +304,13 @@ class CacheTests(ABC):
 
     @contract
     def test_mlx_lm_continues_from_a_cache(self) -> None:
-        """`hand_back` returns the sequence and nothing else, whatever was trimmed before."""
+        """`release` returns the sequence and nothing else, whatever was trimmed before."""
         spec = self.spec()
         for prompt in (0, 3, 40):
             for right, wrong in ((0, 0), (1, 0), (0, 4), (5, 0)):
                 run = CacheRun(spec, prompt, recording=True)
                 run.round(right, wrong)
-                stock = run.hand_back()
+                stock = run.release()
                 for position in range(run.length, run.length + 3):
                     said = f"position {position}: mlx-lm's layer sees other rows"
                     spec.require_next(stock, position, said)
@@ -321,14 +321,14 @@ class CacheTests(ABC):
         spec = self.spec()
         for prompt in (0, 7, 12):
             run = CacheRun(spec, prompt)
-            stock = run.hand_back()
+            stock = run.release()
             for _ in range(3):
                 run.continue_with(spec.adopt(stock))
                 require_moved(stock)
                 run.start()
                 run.round(2, 3)
                 run.feed(1)
-                require_same_objects(run.hand_back(), stock)
+                require_same_objects(run.release(), stock)
 
     @contract
     def test_caches_prefilled_by_mlx_lm_in_any_way_are_adopted(self) -> None:
@@ -337,7 +337,7 @@ class CacheTests(ABC):
         one = (1,)
         for widths in (one * 5, one * 8, one * 11, one * 19, (12, 1, 1), (*one * 11, 4), (20,)):
             run = CacheRun(spec)
-            stock = run.hand_back()
+            stock = run.release()
             for width in widths:
                 tokens = spec.sequence(run.length, run.length + width)
                 run_layers(spec.layers, stock, mx.array([tokens]))
@@ -359,7 +359,7 @@ class CacheTests(ABC):
         run.start()
         run.feed(0, 1)
         arrays = sum(len(cache.arrays()) for cache in run.caches)
-        stock = run.hand_back()
+        stock = run.release()
         mx.eval([cast(StockCache, cache).state for cache in stock])
         del run
         gc.collect()

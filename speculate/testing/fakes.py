@@ -8,7 +8,7 @@ from typing import final
 
 import mlx.core as mx
 
-from speculate.protocols import Choose, Commit, Draft, Plan, Proposer, Round, SpeculativeModel
+from speculate.protocols import Commit, Draft, DraftSampler, Plan, Proposer, Round, SpeculativeModel
 
 
 @final
@@ -46,7 +46,7 @@ class ScriptedProposer:
     def attach(self, target: SpeculativeModel, /) -> None:
         """Accept any model."""
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self._position = position
         self.commits = []
 
@@ -57,7 +57,7 @@ class ScriptedProposer:
         self._position += commit.tokens.shape[0]
         self.commits.append(commit)
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
         start = self._position + 1
         draft = (self._text[start : start + limit] + [0] * limit)[:limit]
         wrong = self._wrong(self.drafts)
@@ -81,6 +81,9 @@ class ScheduledStrategy:
         self.proposers: Sequence[Proposer] = list({id(one): one for one, _ in plans}.values())
         self.rounds: list[Round] = []
         self._plans = cycle(plans)
+
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
 
     def plan(self, remaining: int | None, /) -> Plan:
         proposer, depth = next(self._plans)

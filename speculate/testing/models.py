@@ -284,7 +284,7 @@ class ModelTests(ABC):
                 harness.compare(found, start, max(harness.tolerance, ROTATED_TOLERANCE))
                 window.keep(2)
             start += 2
-            require_same_objects([cache.hand_back() for cache in adopted], caches)
+            require_same_objects([cache.release() for cache in adopted], caches)
 
     @contract
     def test_mlx_lm_continues_from_a_models_caches(self) -> None:
@@ -303,7 +303,7 @@ class ModelTests(ABC):
                     # A whole block replays what is missing.
                     run.feed(1)
                     window.keep(1)
-            stock = [cache.hand_back() for cache in run.caches]
+            stock = [cache.release() for cache in run.caches]
             for position in range(run.length, run.length + 3):
                 tokens = mx.array([[harness.sequence[position]]])
                 found = harness.stock(tokens, cache=stock)[0]

@@ -12,16 +12,16 @@ import mlx.core as mx
 from speculate._mx import to_ints
 from speculate.decoding.proposers import validated_draft
 from speculate.protocols import (
-    CatchesUp,
-    Choice,
     Commit,
     Draft,
-    Foresees,
+    DraftToken,
     Proposer,
     SpeculativeModel,
+    SupportsBacklog,
+    SupportsForecast,
     Verdict,
 )
-from speculate.strategies.checking import checked_behind, checked_hindsight, checked_outlook
+from speculate.strategies.checking import checked_backlog, checked_forecast, checked_scores
 from speculate.testing._model_harness import distances
 from speculate.testing.contract import InjectedError, at_step, contract, require, same_random_state
 from speculate.testing.lossless import assert_lossless
@@ -40,9 +40,9 @@ OTHER: Final = "another proposer"
 """Name of the proposer whose drafts are committed besides those under test."""
 
 
-def greedy(logits: mx.array, index: int) -> Choice:
+def greedy(logits: mx.array, index: int) -> DraftToken:
     """A `choose` that returns the most likely token."""
-    return Choice(mx.argmax(logits, axis=-1))
+    return DraftToken(mx.argmax(logits, axis=-1))
 
 
 @final
@@ -53,7 +53,7 @@ class RecordingChoose:
         self.rows: list[mx.array] = []
         self.indices: list[int] = []
 
-    def __call__(self, logits: mx.array, index: int, /) -> Choice:
+    def __call__(self, logits: mx.array, index: int, /) -> DraftToken:
         self.rows.append(logits)
         self.indices.append(index)
         return greedy(logits, index)
@@ -183,7 +183,9 @@ class ProposerRun:
             self.commit(min(chunk, count), known=False)
             count -= chunk
 
-    def draft(self, depth: int, choose: Callable[[mx.array, int], Choice] = greedy) -> list[int]:
+    def draft(
+        self, depth: int, choose: Callable[[mx.array, int], DraftToken] = greedy
+    ) -> list[int]:
         """Ask for a valid draft of at most `depth` ids after the last token."""
         last_token = mx.array([self._harness.sequence[self.position]], dtype=mx.uint32)
         with at_step(self.rounds, self.position):
@@ -197,8 +199,8 @@ class ProposerRun:
         """
         sequence = [*self._harness.sequence[self.position + 1 :], *[0] * depth]
 
-        def guided(logits: mx.array, index: int) -> Choice:
-            return Choice(mx.array([(sequence[index] + (index >= right)) % logits.shape[1]]))
+        def guided(logits: mx.array, index: int) -> DraftToken:
+            return DraftToken(mx.array([(sequence[index] + (index >= right)) % logits.shape[1]]))
 
         drafted = self.draft(depth, guided)
         wrong = [a != b for a, b in zip(drafted, sequence, strict=False)]
@@ -304,20 +306,20 @@ class ProposerTests(ABC):
         """A token picked by `choose` comes with the distribution that `choose` returned for it."""
         harness = self.harness()
         run = ProposerRun(harness, 30)
-        returned: list[Choice] = []
+        returned: list[DraftToken] = []
 
-        def choose(logits: mx.array, index: int) -> Choice:
+        def choose(logits: mx.array, index: int) -> DraftToken:
             token = mx.array([(7 * index + 3) % logits.shape[1]], dtype=mx.uint32)
-            returned.append(Choice(token, mx.full(logits.shape, -float(index))))
+            returned.append(DraftToken(token, mx.full(logits.shape, -float(index))))
             return returned[-1]
 
         last_token = mx.array([harness.sequence[run.position]], dtype=mx.uint32)
         draft = run.proposer.propose(last_token, DEPTH, choose)
         ids = validated_ids(run.proposer, draft, DEPTH, harness.target)
-        pairs = zip(ids, draft.laws or [None] * len(ids), strict=True)
+        pairs = zip(ids, draft.logprobs or [None] * len(ids), strict=True)
         for index, (id_, given) in enumerate(pairs):
             with at_step(index, run.position + 1 + index):
-                same = [choice for choice in returned if choice.law is given]
+                same = [choice for choice in returned if choice.logprobs is given]
                 require(given is None or bool(same), "has a distribution that choose did not give")
                 own = given is None or same[0].token.item() == id_
                 require(own, f"drafts {id_} with the distribution of another token")
@@ -341,7 +343,7 @@ class ProposerTests(ABC):
         for failing in range(DEPTH):
             run = ProposerRun(harness, 20)
 
-            def choose(logits: mx.array, index: int, failing: int = failing) -> Choice:
+            def choose(logits: mx.array, index: int, failing: int = failing) -> DraftToken:
                 if index == failing:
                     raise InjectedError
                 return greedy(logits, index)
@@ -361,19 +363,19 @@ class ProposerTests(ABC):
         found = []
         for step in (1, 3, 7):
             run = ProposerRun(harness)
-            if not isinstance(run.proposer, Foresees):
+            if not isinstance(run.proposer, SupportsForecast):
                 return
             run.commit_prompt(20)
             scores: dict[tuple[int, int], tuple[int, int]] = {}
             while run.position < LENGTH - 10:
                 count = min(step, LENGTH - 10 - run.position)
                 run.commit(count, Verdict(OTHER, step, step - 1))
-                checked_outlook(run.proposer, run.proposer.outlook())
-                for score in checked_hindsight(run.proposer, run.proposer.hindsight()):
-                    compared, right = scores.get((score.kind, score.position), (0, 0))
+                checked_forecast(run.proposer, run.proposer.forecast())
+                for score in checked_scores(run.proposer, run.proposer.scores()):
+                    compared, right = scores.get((score.bucket, score.position), (0, 0))
                     total = (compared + score.compared, right + score.right)
-                    scores[score.kind, score.position] = total
-            found.append((run.proposer.outlook(), scores))
+                    scores[score.bucket, score.position] = total
+            found.append((run.proposer.forecast(), scores))
         require(found[0] == found[1] == found[2], "differ with the rounds of the sequence")
 
     @contract
@@ -382,14 +384,14 @@ class ProposerTests(ABC):
         harness = self.harness()
         for read in (1, 30, 60):
             run = ProposerRun(harness)
-            if not isinstance(run.proposer, CatchesUp):
+            if not isinstance(run.proposer, SupportsBacklog):
                 return
             run.commit_prompt(read)
-            backlog = checked_behind(run.proposer, run.proposer.behind())
+            backlog = checked_backlog(run.proposer, run.proposer.backlog())
             require(backlog <= read, f"reports a backlog of {backlog} after {read} tokens")
             harness.check_draft(run)
             run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
-            backlog = run.proposer.behind()
+            backlog = run.proposer.backlog()
             require(not backlog, f"reports a backlog of {backlog} after a draft")
 
     @contract

@@ -13,7 +13,7 @@ import attrs
 import mlx.core as mx
 
 from speculate._mx import log_softmax, to_ints
-from speculate.protocols import Choice, Draft, Sampler
+from speculate.protocols import Draft, DraftToken, Sampler
 from speculate.testing.contract import ContractError, at_step, contract, require, same_random_state
 
 PROMPT: Final = (1, 3, 2, 1, 0)
@@ -73,7 +73,7 @@ class SamplerRun:
         shape = outcome.logits.shape
         fits = len(shape) == 2 and shape[0] > accepted and shape[1] == self.target.vocab_size
         require(fits, f"returns logits {shape} for {accepted} accepted tokens")
-        self.sampler.keep(fed[: 1 + accepted])
+        self.sampler.commit(fed[: 1 + accepted])
         self.sequence += [*to_ints(draft.tokens)[:accepted], own[accepted]]
         self.drafted += k
         self.accepted += accepted
@@ -117,12 +117,12 @@ def sampled_drafts(model: MarkovTarget) -> DraftSource:
         if not depth:
             return no_drafts(run, 0)
         last_token = mx.array(run.sequence[-1:], dtype=mx.uint32)
-        choices: list[Choice] = []
+        choices: list[DraftToken] = []
         for index in range(depth):
             choices.append(run.sampler.choose(model.logits[last_token], index))
             last_token = choices[-1].token
         tokens = [choice.token for choice in choices]
-        return Draft(mx.concatenate(tokens), [choice.law for choice in choices])
+        return Draft(mx.concatenate(tokens), [choice.logprobs for choice in choices])
 
     return source
 
@@ -155,7 +155,7 @@ def mislabelled(source: DraftSource, name: str) -> DraftSource:
     def mislabelling(run: SamplerRun, depth: int) -> Draft:
         draft, invalid = source(run, depth), next(kinds)
         uniform = log_softmax(mx.zeros((1, run.target.vocab_size)))
-        given = [uniform if one is None else one for one in draft.laws or [None] * depth]
+        given = [uniform if one is None else one for one in draft.logprobs or [None] * depth]
         tokens = [draft.tokens[index : index + 1] for index in range(depth)]
         return Draft(draft.tokens, list(map(invalid, given, tokens)))
 
@@ -235,12 +235,12 @@ class SamplerTests(ABC):
                 logits = run.target.logits[mx.array([index % 8])]
                 choice = run.sampler.choose(logits, index)
                 require(choice.token.shape == (1,), f"returns tokens {choice.token.shape}")
-                if choice.law is not None:
-                    shape = choice.law.shape
+                if choice.logprobs is not None:
+                    shape = choice.logprobs.shape
                     require(shape == logits.shape, f"returns log-probabilities {shape}")
-                    total = cast(float, mx.exp(choice.law).sum().item())
+                    total = cast(float, mx.exp(choice.logprobs).sum().item())
                     require(abs(total - 1) < 1e-3, f"probabilities add up to {total}")
-                    own = cast(float, choice.law[0, choice.token[0]].item())
+                    own = cast(float, choice.logprobs[0, choice.token[0]].item())
                     require(own > -1e30, "draws a token of probability 0")
 
     @contract
@@ -353,10 +353,10 @@ def _distribution(sampler: Sampler, target: MarkovTarget, last: int) -> list[flo
     """Probabilities of the next token after `last`, as `choose` reports them."""
     run = SamplerRun(sampler, target)
     choice = run.sampler.choose(target.logits[mx.array([last])], 0)
-    if choice.law is None:
+    if choice.logprobs is None:
         said = "choose returns no distribution, and so the output must not depend on drafts"
         raise ContractError(said)
-    return cast("list[float]", mx.exp(choice.law[0]).tolist())
+    return cast("list[float]", mx.exp(choice.logprobs[0]).tolist())
 
 
 def _p_value(sequence: Sequence[int], expected: Sequence[Sequence[float]]) -> float:

@@ -61,7 +61,7 @@ class StrategyRun:
             drafted=drafted,
             accepted=accepted,
             emitted=1 + accepted,
-            cut=remaining == 1 + accepted,
+            truncated=remaining == 1 + accepted,
             # The time of a machine that is limited by reading its weights once per pass.
             seconds=0.01 + 0.001 * drafted,
             context=self._emitted,

@@ -116,13 +116,15 @@ class ToyModel:
     def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
         return adopt(cache)
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         if tokens.ndim != 2 or tokens.shape[0] != 1 or tokens.shape[1] < 1:
             raise OptionError(f"forward takes tokens of shape (1, T), T >= 1, got {tokens.shape}")
         with as_block(cache, tokens) as fed:
             out = self._walk(fed, cache)
         replayed = fed.shape[1] - tokens.shape[1]
-        return Forward(out.logits[:, replayed:], out.hidden[:, replayed:])
+        return out.after(replayed)
 
     def _walk(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
         full, state, sliding = cache

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from speculate._mx import to_ints
 from speculate.decoding.decoder import Decoder
-from speculate.protocols import Choose, Plan, Proposer, Round, Strategy
+from speculate.protocols import DraftSampler, Plan, Proposer, Round, Strategy
 from speculate.sampling.acceptance import Coupled, Greedy
 from speculate.sampling.filters import Distribution
 from speculate.sampling.options import Sampling
@@ -118,7 +118,7 @@ def check_acceptance(
         start, found = round.context, to_ints(tokens)
         again = redraft(start, limit, _draft_sampler(sampling, start))
         # Drafts after the end of the sequence were never verified.
-        most = round.emitted if round.cut else round.drafted
+        most = round.emitted if round.truncated else round.drafted
         correct = min(most, _accepted_prefix(again, ids[start:]))
         drafted += len(found)
         accepted += round.accepted
@@ -168,6 +168,9 @@ class AlternatingStrategy:
     def __init__(self, drafters: Sequence[Drafter], seed: int) -> None:
         self.proposers: Sequence[Proposer] = [drafter.make() for drafter in drafters]
         self._dice = random.Random(seed)
+
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
 
     def plan(self, remaining: int | None, /) -> Plan:
         depth = self._dice.choice(SEED_DEPTHS) if self.proposers else 0
@@ -235,7 +238,7 @@ def _accepted_prefix(drafts: Sequence[int], ids: Sequence[int]) -> int:
     return next(wrong, min(len(drafts), len(ids)))
 
 
-def _draft_sampler(sampling: Sampling, start: int) -> Choose:
+def _draft_sampler(sampling: Sampling, start: int) -> DraftSampler:
     """Samples the drafts that follow `start` tokens."""
     chooser = (
         Coupled(Distribution(sampling, sampling.seed or 0)) if sampling.temperature else Greedy()

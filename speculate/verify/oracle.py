@@ -50,7 +50,7 @@ class Oracle:
     def caches(self) -> list[object]:
         """Empty caches, of mlx-lm's own types if its model is known."""
         made = self._model.make_cache()
-        return [*made] if self.stock is None else [cache.hand_back() for cache in made]
+        return [*made] if self.stock is None else [cache.release() for cache in made]
 
     def feed(self, ids: Sequence[int], caches: list[object]) -> mx.array:
         """Unevaluated logits of one block, `(T, vocabulary)`."""

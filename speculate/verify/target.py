@@ -19,7 +19,7 @@ from speculate.errors import HeadNotFoundError, OptionError
 from speculate.models.adapter import StockAdapter
 from speculate.proposers.draft_model import DraftModel, clamp_ids
 from speculate.proposers.mtp_chain import MTPChain
-from speculate.protocols import Choose, Commit, Draft, Proposer, SpeculativeModel, StockModel
+from speculate.protocols import Commit, Draft, DraftSampler, Proposer, SpeculativeModel, StockModel
 from speculate.sampling.options import Sampling
 from speculate.verify.oracle import Oracle, ReferenceSequence, token_row
 from speculate.verify.rounding import Difference, Rounding
@@ -34,7 +34,7 @@ MAX_FILLED_WINDOW: Final = 256
 """Widest sliding window, in rows, that prompts fill twice. For wider windows only the rewind check
 goes that far: it feeds the long prefix once, the decoding checks would once per run."""
 
-Redraft = Callable[[int, int, Choose], list[int]]
+Redraft = Callable[[int, int, DraftSampler], list[int]]
 """`redraft(position, depth, choose)` drafts after the first `position` tokens of a sequence."""
 
 Offline = Callable[[SpeculativeModel, Sequence[int]], Redraft]
@@ -69,8 +69,8 @@ class RecordingProposer:
     def attach(self, target: SpeculativeModel, /) -> None:
         self._proposer.attach(target)
 
-    def begin(self, position: int, /) -> None:
-        self._proposer.begin(position)
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
+        self._proposer.begin(position, history)
 
     def position(self) -> int:
         return self._proposer.position()
@@ -78,8 +78,8 @@ class RecordingProposer:
     def commit(self, commit: Commit, /) -> None:
         self._proposer.commit(commit)
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        draft = self._proposer.propose(newest, limit, choose)
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        draft = self._proposer.propose(last_token, limit, choose)
         if draft.tokens.shape[0]:
             self.drafts.append((limit, draft.tokens))
         return draft
@@ -99,7 +99,7 @@ def model_drafter(draft: SpeculativeModel) -> Drafter:
     def offline(target: SpeculativeModel, ids: Sequence[int]) -> Redraft:
         shared = min(draft.vocab_size, target.vocab_size)
 
-        def redraft(position: int, depth: int, choose: Choose) -> list[int]:
+        def redraft(position: int, depth: int, choose: DraftSampler) -> list[int]:
             if ids[position - 1] >= draft.vocab_size:
                 return []
             caches = draft.make_cache()
@@ -124,7 +124,7 @@ def proposer_drafter(make: Callable[[], Proposer]) -> Drafter:
     def offline(target: SpeculativeModel, ids: Sequence[int]) -> Redraft:
         hidden = _hidden(target, ids)
 
-        def redraft(position: int, depth: int, choose: Choose) -> list[int]:
+        def redraft(position: int, depth: int, choose: DraftSampler) -> list[int]:
             proposer, committed = make(), list(ids[: position - 1])
             proposer.attach(target)
             proposer.begin(0)
@@ -146,7 +146,7 @@ def _head_offline(target: SpeculativeModel, ids: Sequence[int]) -> Redraft:
         raise HeadNotFoundError("the model has no multi-token-prediction head to draft with")
     hidden = _hidden(target, ids)
 
-    def redraft(position: int, depth: int, choose: Choose) -> list[int]:
+    def redraft(position: int, depth: int, choose: DraftSampler) -> list[int]:
         # Row i pairs the hidden state of token i with token i + 1.
         state, tokens = hidden[:, : position - 1], token_row(ids[1:position])
         caches, drafts = head.make_cache(), list[int]()

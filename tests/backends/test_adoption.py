@@ -64,7 +64,7 @@ def test_a_round_trip_gives_the_same_objects_with_the_same_content(
     assert_same(holding(adopted), before, "adopted")
     assert all(isinstance(layer, Rollbackable) for layer in adopted)
     assert all(getattr(layer, "offset", 0) == 0 for layer in originals), "two owners"
-    back = [layer.hand_back() for layer in adopted]
+    back = [layer.release() for layer in adopted]
     assert all(one is other for one, other in zip(back, originals, strict=True))
     assert_same(holding(back), before, "handed back")
     assert not any(layer.arrays() for layer in adopted), "two owners"
@@ -84,7 +84,7 @@ def test_the_stock_model_goes_on_where_ours_stopped(family: str) -> None:
             window.keep(3)
             feed(model(family), adopted, text[start + 6 : start + 8])
             window.keep(2)
-        caches = [layer.hand_back() for layer in adopted]
+        caches = [layer.release() for layer in adopted]
     kinds = [type(layer) for layer in make_prompt_cache(stock(family))]
     assert [type(layer) for layer in caches] == kinds
     found, expected = (stock(family)(batch([5]), cache=c)[0] for c in (caches, plain))
@@ -101,11 +101,11 @@ def test_fresh_caches_are_returned_as_new_stock_ones(family: str) -> None:
         feed(driven, caches, [*text[prompt:], *ids(4, seed=2)])
         window.keep(more)
     if all(layer.length() == len(text) for layer in caches):
-        handed = [layer.hand_back() for layer in caches]
+        handed = [layer.release() for layer in caches]
         fresh = cold(driven, text)[1]
         assert_same(holding(handed), holding(fresh), "handed back")
         assert [len(layer.arrays()) for layer in caches] == [0] * len(caches), "kept something"
-    back = [layer.hand_back() for layer in cold(model(family), ids(9))[1]]
+    back = [layer.release() for layer in cold(model(family), ids(9))[1]]
     assert [type(layer) for layer in back] == [type(c) for c in make_prompt_cache(stock(family))]
     expected = cold(model(family), [*ids(9), 5])[0][-1:]
     found = stock(family)(batch([5]), cache=back)[0]
@@ -120,7 +120,7 @@ def test_hand_back_after_trimming(family: str) -> None:
         feed(model(family), adopted, ids(6, seed=3))
         trim_all(adopted, 4)
         fresh = cold(model(family), [*ids(length), *ids(6, seed=3)[:2]])[1]
-        back = [layer.hand_back() for layer in adopted]
+        back = [layer.release() for layer in adopted]
         assert_same(holding(back), holding(fresh), f"{length} tokens")
 
 
@@ -174,14 +174,14 @@ def test_windows_in_every_state(
     adopted = model(family).adopt(caches)
     assert [layer.length() for layer in adopted] == [length] * len(adopted)
     assert_same(holding(adopted), holding(plain), state)
-    back = [layer.hand_back() for layer in adopted]
+    back = [layer.release() for layer in adopted]
     assert_same(holding(back), holding(plain), f"{state}, handed back")
     assert all(one is other for one, other in zip(back, caches, strict=True))
     adopted = model(family).adopt(back)
     for token in ids(9, seed=6):
         expected = stock(family)(batch([token]), cache=plain)[0]
         assert_close(feed(model(family), adopted, [token]), expected, state)
-    back = [layer.hand_back() for layer in adopted]
+    back = [layer.release() for layer in adopted]
     assert_same_rows_closely(back, plain)
     for token in ids(5, seed=7):
         found, expected = (stock(family)(batch([token]), cache=c)[0] for c in (back, plain))
@@ -274,7 +274,7 @@ def test_a_list_keeps_its_members_objects() -> None:
     members = (ArraysCache(2), KVCache())
     originals = CacheList(*members)
     (adopted,) = adopt([originals])
-    back = adopted.hand_back()
+    back = adopted.release()
     assert back is originals
     assert all(one is other for one, other in zip(originals.caches, members, strict=True))
 

@@ -123,7 +123,7 @@ def test_a_late_cache_is_not_handed_to_mlx_lm(family: str) -> None:
     """Its rows would count from 0 there."""
     for layer in model(family).make_cache(position=40):
         with pytest.raises(RewindError, match="started late"):
-            layer.hand_back()
+            layer.release()
 
 
 # Quantising in the middle of a text.
@@ -148,7 +148,7 @@ def test_a_quantised_cache_takes_its_predecessors_place_in_the_group() -> None:
     assert refused(packed.trim, 5)
     group(caches).keep(0)
     assert_same(holding(caches), before, "rolled back")
-    assert isinstance(packed.hand_back(), QuantizedKVCache)
+    assert isinstance(packed.release(), QuantizedKVCache)
 
 
 def test_a_late_cache_is_quantised_rightly_or_not_at_all() -> None:

@@ -120,7 +120,7 @@ def test_the_arrays_move_and_have_one_owner() -> None:
     assert adopted[0].arrays()[0] is keys
     assert adopted[1].arrays()[0] is entry
     for layer in adopted:
-        layer.hand_back()
+        layer.release()
     assert rows.keys is keys
     assert state[0] is entry
     assert not adopted[0].arrays()

@@ -47,7 +47,7 @@ def returned(family: str) -> list[object]:
         window.keep(2)
         feed(model(family), caches, TEXT[15:])
         window.keep(7)
-    return [layer.hand_back() for layer in caches]
+    return [layer.release() for layer in caches]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_cache_that_another_process_saved_is_adopted(family: str, folder: Path
 
 @pytest.mark.parametrize("family", ["dense", "gpt_oss", "qwen3_5", "lfm2"])
 def test_empty_caches_can_be_returned(family: str) -> None:
-    caches = [layer.hand_back() for layer in model(family).make_cache()]
+    caches = [layer.release() for layer in model(family).make_cache()]
     assert_equal(
         feed(model(family), caches, TEXT[:5]), cold(model(family), TEXT[:5])[0], "from nothing"
     )
@@ -107,7 +107,7 @@ def test_saving_rewindable_caches_is_refused_and_says_what_to_do(
         else cold(model(family), TEXT)[1]
     )
     before = holding(caches)
-    with pytest.raises(ValueError, match=r"Leave the speculation\(\) block .*hand_back\(\)"):
+    with pytest.raises(ValueError, match=r"Leave the speculation\(\) block .*release\(\)"):
         save_prompt_cache(str(file), caches)
     assert not file.exists()
     # As mlx-lm's loops do after each chunk of a prompt.

@@ -224,7 +224,9 @@ class Watched:
     def make_cache(self) -> list[Rollbackable]:
         return self._model.make_cache()
 
-    def forward(self, tokens: mx.array, cache: Sequence[Rollbackable], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[Rollbackable], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         self.fed.append((max(member.length() for member in cache), tokens.shape[1]))
         return self._model.forward(tokens, cache)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from speculate import Adaptive, Decoder, MTPChain, SpeculativeModel
-from speculate.protocols import Choose, Commit, Costs, Draft
+from speculate.protocols import Commit, Costs, Draft, DraftSampler
 from speculate.testing import RecordingObserver, ScheduledStrategy
 from tests.support import reference as kit
 from tests.support.mtp_heads import with_knowing_head
@@ -19,7 +21,7 @@ class Abstaining:
     def attach(self, target: SpeculativeModel, /) -> None:
         """Drafts for any model."""
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self._position = position
 
     def position(self) -> int:
@@ -28,7 +30,7 @@ class Abstaining:
     def commit(self, commit: Commit, /) -> None:
         self._position += commit.tokens.shape[0]
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
         return Draft(mx.zeros((0,), dtype=mx.uint32))
 
     def settle(self) -> None:
@@ -51,7 +53,7 @@ def test_a_round_says_who_was_asked_though_nothing_was_drafted() -> None:
     observer = RecordingObserver()
     strategy = ScheduledStrategy([(script, 3), (Abstaining(), 2), (script, 0), (script, 3)])
     list(Decoder(kit.get("dense").model, strategy, observer=observer).generate(kit.PROMPT, 7))
-    found = [(round.asked, round.proposer, round.drafted) for round in observer.rounds]
+    found = [(round.planned_proposer, round.proposer, round.drafted) for round in observer.rounds]
     # In the last round one token is left, and there is nobody to ask.
     expected = [("scripted", "scripted", 3), ("mute", None, 0), (None, None, 0), (None, None, 0)]
     assert found == expected

@@ -114,7 +114,9 @@ def test_a_fixed_clock_makes_the_same_choices_for_the_same_request() -> None:
         observer = RecordingObserver()
         strategy = Adaptive(MTPChain(), PromptLookup(), clock="fixed")
         list(Decoder(model.model, strategy, observer=observer).generate(kit.PROMPT, 60))
-        found.append([(r.asked, r.planned, r.drafted, r.accepted) for r in observer.rounds])
+        found.append(
+            [(r.planned_proposer, r.planned, r.drafted, r.accepted) for r in observer.rounds]
+        )
     assert found[0] == found[1]
     assert len({planned for _, planned, _, _ in found[0]}) > 1
 

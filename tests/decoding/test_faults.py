@@ -135,7 +135,9 @@ def test_a_draft_that_fails_near_the_end_trims_no_more_than_it_drafted(left: int
     class Limited(PassingModel):
         """Fails when its cache would hold more than it can."""
 
-        def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+        def forward(
+            self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+        ) -> Forward:
             layers = [layer for layer in cache if isinstance(layer, Rollbackable)]
             if layers[0].length() + tokens.shape[1] > left:
                 raise error

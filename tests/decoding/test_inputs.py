@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -9,7 +10,7 @@ import pytest
 
 from speculate import Decoder, Fixed, Off, Sampling, SpeculateError, SpeculativeModel
 from speculate.errors import OptionError, PromptError
-from speculate.protocols import Choose, Commit, Draft, Plan, Proposer, Round
+from speculate.protocols import Commit, Draft, DraftSampler, Plan, Proposer, Round
 from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests.support import reference as kit
 from tests.support import tiny
@@ -105,7 +106,7 @@ class Odd:
 
     def attach(self, target: SpeculativeModel, /) -> None: ...
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self._position = position
 
     def position(self) -> int:
@@ -114,7 +115,7 @@ class Odd:
     def commit(self, commit: Commit, /) -> None:
         self._position += commit.tokens.shape[0]
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
         return Draft(mx.array(self._draft, dtype=mx.int64))
 
     def settle(self) -> None: ...
@@ -140,6 +141,9 @@ class WithoutProposer:
     @property
     def proposers(self) -> tuple[Proposer, ...]:
         return ()
+
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
 
     def plan(self, remaining: int | None, /) -> Plan:
         return Plan(None, 2)
@@ -167,6 +171,9 @@ def test_a_strategy_sees_how_much_is_left() -> None:
         @property
         def proposers(self) -> list[Proposer]:
             return list(self._inner.proposers)
+
+        def begin(self) -> None:
+            self._inner.begin()
 
         def plan(self, remaining: int | None, /) -> Plan:
             heard.append(remaining)

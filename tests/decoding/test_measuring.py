@@ -47,16 +47,19 @@ class Curious:
     def proposers(self) -> Sequence[Proposer]:
         return self._inner.proposers
 
+    def begin(self) -> None:
+        self._inner.begin()
+
     def plan(self, remaining: int | None, /) -> Plan:
         return self._inner.plan(remaining)
 
     def observe(self, round: Round, /) -> None:
         self._inner.observe(round)
 
-    def missing_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
+    def needs_costs(self, key: str | None, context: int, remaining: int | None, /) -> bool:
         return True
 
-    def take_costs(self, costs: Costs, /) -> None:
+    def set_costs(self, costs: Costs, /) -> None:
         self.costs.append(costs)
 
 
@@ -154,7 +157,9 @@ class Named(PassingModel):
         self.widths: list[int] = []
         self._tick = tick
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         self.widths.append(tokens.shape[1])
         self._tick("forward")
         return self.inner.forward(tokens, cache)

@@ -20,8 +20,8 @@ LOGPROBS = mx.full((1, tiny.VOCAB), -1.0)
 TWO = mx.array([1, 2])
 
 
-def odd(tokens: object, laws: object = ()) -> Draft:
-    return Draft(cast(Any, tokens), cast(Any, laws))
+def odd(tokens: object, logprobs: object = ()) -> Draft:
+    return Draft(cast(Any, tokens), cast(Any, logprobs))
 
 
 ODD: dict[str, tuple[Draft, str]] = {
@@ -30,24 +30,24 @@ ODD: dict[str, tuple[Draft, str]] = {
     "two rows": (odd(TWO[None]), r"drafted \(1, 2\) mlx.core.int32: .*\(k,\) integers"),
     "no integers": (odd(mx.array([1.0])), r"drafted \(1,\) mlx.core.float32"),
     "truth values": (odd(mx.array([True])), "mlx.core.bool: .*integers"),
-    "fewer laws": (odd(TWO, [LOGPROBS]), "1 entries in Draft.laws for 2 tokens"),
-    "more laws": (odd(TWO, [LOGPROBS] * 3), "3 entries in Draft.laws for 2 tokens"),
-    "laws in one array": (
+    "fewer logprobs": (odd(TWO, [LOGPROBS]), "1 entries in Draft.logprobs for 2 tokens"),
+    "more logprobs": (odd(TWO, [LOGPROBS] * 3), "3 entries in Draft.logprobs for 2 tokens"),
+    "logprobs in one array": (
         odd(TWO, mx.concatenate([LOGPROBS, LOGPROBS])),
-        "an? array in Draft.laws",
+        "an? array in Draft.logprobs",
     ),
-    "numbers for laws": (odd(TWO, [None, 0.5]), "returned a float in Draft.laws"),
-    "a law without its axis": (odd(TWO, [LOGPROBS[0], None]), r"returned \(64,\)"),
-    "a law of nothing": (odd(TWO, [LOGPROBS[:, :0], None]), r"returned \(1, 0\)"),
-    "a law of two rows": (
+    "numbers for logprobs": (odd(TWO, [None, 0.5]), "returned a float in Draft.logprobs"),
+    "a row without its axis": (odd(TWO, [LOGPROBS[0], None]), r"returned \(64,\)"),
+    "a row of nothing": (odd(TWO, [LOGPROBS[:, :0], None]), r"returned \(1, 0\)"),
+    "a row of two rows": (
         odd(TWO, [None, mx.concatenate([LOGPROBS, LOGPROBS])]),
         r"returned \(2, 64\)",
     ),
-    "a law in half precision": (
+    "a row in half precision": (
         odd(TWO, [LOGPROBS.astype(mx.float16), None]),
         r"returned \(1, 64\) mlx.core.float16 .*in float32",
     ),
-    "a law of integers": (odd(TWO, [LOGPROBS.astype(mx.int32), None]), "mlx.core.int32"),
+    "a row of integers": (odd(TWO, [LOGPROBS.astype(mx.int32), None]), "mlx.core.int32"),
 }
 
 

@@ -29,12 +29,12 @@ def drafted(
     by: str = "mtp",
 ) -> Round:
     return Round(
-        0, by, 3, 3, emitted - 1, emitted, False, seconds, 0, predicted, plain_seconds=plain
+        0, by, 3, 3, emitted - 1, emitted, False, seconds, 0, predicted, baseline_seconds=plain
     )
 
 
 def plain(seconds: float, predicted: float | None = None, forecast: float | None = None) -> Round:
-    return Round(0, None, 0, 0, 0, 1, False, seconds, 0, predicted, plain_seconds=forecast)
+    return Round(0, None, 0, 0, 0, 1, False, seconds, 0, predicted, baseline_seconds=forecast)
 
 
 def test_seconds_of_all_rounds_and_of_each_proposers() -> None:
@@ -97,9 +97,12 @@ def test_the_adaptive_strategy_reports_what_it_expects() -> None:
     strategy = Adaptive(script, clock="fixed", costs=costs)
     decoder = Decoder(kit.get("dense").model, strategy, observer=rounds.append)
     list(decoder.generate(kit.PROMPT, 30))
-    assert {r.plain_seconds for r in rounds} == {0.25}
+    assert {r.baseline_seconds for r in rounds} == {0.25}
     # Where nothing costs anything, the speedup that is expected is the tokens that are.
-    assert all(r.predicted is not None and 1 <= r.predicted <= r.planned + 1 for r in rounds)
+    assert all(
+        r.predicted_speedup is not None and 1 <= r.predicted_speedup <= r.planned + 1
+        for r in rounds
+    )
     stats = decoder.stats
     assert stats.plain_seconds == approx(0.25)
     assert stats.actual_speedup == approx(30 * 0.25 / stats.seconds)
@@ -125,9 +128,14 @@ class Telling:
     def proposers(self) -> Sequence[Proposer]:
         return (self._proposer,)
 
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
+
     def plan(self, remaining: int | None, /) -> Plan:
         self._rounds += 1
-        return Plan(self._proposer, 2, predicted=self._rounds, plain_seconds=self._rounds / 8)
+        return Plan(
+            self._proposer, 2, predicted_speedup=self._rounds, baseline_seconds=self._rounds / 8
+        )
 
     def observe(self, round: Round, /) -> None:
         """Nothing to learn."""
@@ -138,8 +146,10 @@ def test_a_round_has_what_its_own_plan_expected() -> None:
     script = kit.scripted("dense", kit.PROMPT, 20, kit.always(1))
     decoder = Decoder(kit.get("dense").model, Telling(script), observer=rounds.append)
     list(decoder.generate(kit.PROMPT, 10))
-    assert [r.predicted for r in rounds] == [1, 2, 3, 4, 5]
-    assert [r.plain_seconds for r in rounds] == [r.predicted / 8 for r in rounds if r.predicted]
+    assert [r.predicted_speedup for r in rounds] == [1, 2, 3, 4, 5]
+    assert [r.baseline_seconds for r in rounds] == [
+        r.predicted_speedup / 8 for r in rounds if r.predicted_speedup
+    ]
 
 
 @pytest.mark.parametrize("depth", [0, 2])

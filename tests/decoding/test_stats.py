@@ -41,7 +41,7 @@ def test_counters_of_that_example_decoded() -> None:
     assert [(r.accepted, r.drafted) for r in rounds] == [(2, 3), (0, 3), (3, 3), (1, 1)]
     assert [r.emitted for r in rounds] == [3, 1, 4, 2]
     assert [r.index for r in rounds] == [0, 1, 2, 3]
-    assert [r.cut for r in rounds] == [False, False, False, True]
+    assert [r.truncated for r in rounds] == [False, False, False, True]
     assert rounds == strategy.rounds
     assert (stats.draft_tokens, stats.accepted_tokens, stats.drafts) == (10, 6, 4)
     assert stats.emitted_tokens == len(tokens) == 10
@@ -199,14 +199,14 @@ def test_a_round_says_how_long_the_device_had_for_it_before_anybody_asked() -> N
     # A step is launched with a plain one before it, and not with drafts.
     launched = [False, True, False, False, True, True]
     assert [round.drafted for round in rounds] == [0, 0, 2, 0, 0, 0]
-    assert [round.ahead >= 0.02 for round in rounds] == launched
-    assert [round.ahead == 0.0 for round in rounds] == [not one for one in launched]
+    assert [round.overlapped_seconds >= 0.02 for round in rounds] == launched
+    assert [round.overlapped_seconds == 0.0 for round in rounds] == [not one for one in launched]
 
 
 def test_a_repr_shows_the_counters_that_matter() -> None:
     stats = Stats(prompt_tokens=5, emitted_tokens=3, seed=7)
-    stats.count(Round(0, "mtp", 2, 2, accepted=1, emitted=2, cut=False, seconds=0.5))
-    stats.count(Round(1, None, 0, 0, accepted=0, emitted=1, cut=False, seconds=0.25))
+    stats.count(Round(0, "mtp", 2, 2, accepted=1, emitted=2, truncated=False, seconds=0.5))
+    stats.count(Round(1, None, 0, 0, accepted=0, emitted=1, truncated=False, seconds=0.25))
     assert repr(stats) == (
         "Stats(prompt_tokens=5, emitted_tokens=3, rounds=2, draft_tokens=2, accepted_tokens=1, "
         "acceptance_rate=0.50, mean_acceptance_length=2.00, seconds=0.75, seed=7, "

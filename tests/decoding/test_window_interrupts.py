@@ -25,7 +25,7 @@ SAMPLED: Final = 5
 
 def caches_of(family: str, *, own: bool) -> list[object]:
     caches = cold(model(family), TEXT)[1]
-    return [*caches] if own else [cache.hand_back() for cache in caches]
+    return [*caches] if own else [cache.release() for cache in caches]
 
 
 def rounds(family: str, caches: list[object], reached: list[int]) -> None:

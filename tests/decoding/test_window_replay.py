@@ -190,7 +190,7 @@ def test_a_model_whose_layers_have_two_caches_each() -> None:
     plain = cold(driven, TEXT)[1]
     feed(driven, plain, ids(5, seed=2))
     assert_same(holding(caches), holding(plain), "kept")
-    stock: Any = [layer.hand_back() for layer in caches]
+    stock: Any = [layer.release() for layer in caches]
     assert [type(layer) for layer in stock] == [CacheList] * 3
     found = driven.stock(batch([7]), cache=stock)[0]
     assert_equal(found, feed(driven, plain, [7]), "next logits, by the stock model")

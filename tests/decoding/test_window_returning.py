@@ -36,7 +36,7 @@ def test_caches_with_tokens_to_replay_are_not_returned() -> None:
     before = [cache.length() for cache in caches]
     for cache in caches:
         with pytest.raises(RewindError, match=r"last 3 tokens .* next model\.forward"):
-            cache.hand_back()
+            cache.release()
     assert [cache.length() for cache in caches] == before
 
 
@@ -44,7 +44,7 @@ def test_the_next_forward_replays_them_and_then_they_are() -> None:
     tiny = kit.get("lfm2")
     caches, text = with_replay(tiny.model), [*TEXT[:7], 9, 5]
     tiny.model.forward(row(text[7:8]), caches)
-    stock: list[object] = [cache.hand_back() for cache in caches]
+    stock: list[object] = [cache.release() for cache in caches]
     expected = tiny.stock(row(text), cache=kit.stock_caches("lfm2"))[0, -1]
     found = tiny.stock(row(text[8:]), cache=stock)[0, -1]
     assert mx.array_equal(found, expected)

@@ -85,7 +85,7 @@ def test_next_logits_for_every_prompt(family: str, prompt: int) -> None:
 
 @pytest.mark.parametrize("family", ALL)
 def test_caches_after_rounds_are_those_of_a_cold_prefill(family: str) -> None:
-    text, newest = ids(40), ids(40)[30]
+    text, last_token = ids(40), ids(40)[30]
     caches = cold(model(family), text[:20])[1]
     with speculation(caches) as window:
         for start, drafts, good in ((20, 4, 2), (22, 7, 8), (30, 2, 1)):
@@ -97,5 +97,5 @@ def test_caches_after_rounds_are_those_of_a_cold_prefill(family: str) -> None:
         window.keep(3)
     fresh = cold(model(family), text[:34])[1]
     assert_same(holding(caches), holding(fresh), "34 tokens")
-    found, expected = (feed(model(family), c, [newest]) for c in (caches, fresh))
+    found, expected = (feed(model(family), c, [last_token]) for c in (caches, fresh))
     assert_equal(found, expected, "next logits")

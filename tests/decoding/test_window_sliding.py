@@ -76,15 +76,15 @@ def test_windows_without_attention_sinks() -> None:
 
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_5"])
 def test_prefill_in_chunks_of_every_size(family: str) -> None:
-    text, newest = ids(3 * tiny.WINDOW), ids(4, seed=9)
+    text, last_token = ids(3 * tiny.WINDOW), ids(4, seed=9)
     whole = cold(model(family), text)[1]
-    held, logits = holding(whole), feed(model(family), whole, newest)
+    held, logits = holding(whole), feed(model(family), whole, last_token)
     for size in range(1, len(text)):
         caches = model(family).make_cache()
         for start in range(0, len(text), size):
             feed(model(family), caches, text[start : start + size])
         assert_same(holding(caches), held, f"chunks of {size}")
-        assert_equal(feed(model(family), caches, newest), logits, f"after chunks of {size}")
+        assert_equal(feed(model(family), caches, last_token), logits, f"after chunks of {size}")
 
 
 @pytest.mark.parametrize("prompt", [130, 200])

@@ -242,7 +242,7 @@ def test_a_list_of_mlx_lm_is_lent_and_refilled(family: str) -> None:
     feed(model(family), plain, TEXT)
     adopted = model(family).adopt(plain)
     feed(model(family), adopted, text[len(TEXT) :])
-    assert_same(holding(caches), holding([layer.hand_back() for layer in adopted]), "refilled")
+    assert_same(holding(caches), holding([layer.release() for layer in adopted]), "refilled")
 
 
 def test_a_list_of_mlx_lm_is_refilled_after_an_exception() -> None:

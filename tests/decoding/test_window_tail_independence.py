@@ -85,15 +85,15 @@ def test_a_full_rewind_right_after_prefill(family: str) -> None:
 
 @pytest.mark.parametrize("family", [*HYBRIDS, "gpt_oss", "lfm2"])
 def test_a_block_longer_than_the_recorded_window_is_cut(family: str) -> None:
-    block, newest = ids(70, seed=2), [*ids(1, seed=3)]
+    block, last_token = ids(70, seed=2), [*ids(1, seed=3)]
     for m in (6, 37, 64, 69):
         caches = cold(model(family), ids(12, seed=1))[1]
         with speculation(caches) as window:
             feed(model(family), caches, block)
             window.keep(m)
-            found = feed(model(family), caches, newest)[-1]
+            found = feed(model(family), caches, last_token)[-1]
             window.keep(1)
-        whole, fresh = cold(model(family), [*ids(12, seed=1), *block[:m], *newest])
+        whole, fresh = cold(model(family), [*ids(12, seed=1), *block[:m], *last_token])
         assert_equal(found, whole[-1], f"kept {m}")
         assert_same(holding(caches), holding(fresh), f"kept {m}")
 
@@ -112,7 +112,7 @@ def test_quantised_rows_are_rewound_exactly(build: type) -> None:
         feed(driven, stock, tokens)
         return stock
 
-    text, block, newest = ids(12, seed=1), ids(5, seed=2), ids(1, seed=3)
+    text, block, last_token = ids(12, seed=1), ids(5, seed=2), ids(1, seed=3)
     for m in range(6):
         caches, fresh = driven.adopt(prefilled(text)), driven.adopt(prefilled(text))
         assert "QuantizedKVCache" in " ".join(type(layer).__name__ for layer in caches)
@@ -122,4 +122,6 @@ def test_quantised_rows_are_rewound_exactly(build: type) -> None:
         for token in block[:m]:
             feed(driven, fresh, [token])
         assert_same(holding(caches), holding(fresh), f"cut to {m}")
-        assert_equal(feed(driven, caches, newest), feed(driven, fresh, newest), f"cut to {m}")
+        assert_equal(
+            feed(driven, caches, last_token), feed(driven, fresh, last_token), f"cut to {m}"
+        )

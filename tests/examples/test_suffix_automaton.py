@@ -34,7 +34,7 @@ def test_it_finds_the_longest_end_that_occurred_before(seed: int) -> None:
     text = [dice.randrange(dice.choice((2, 3, 9))) for _ in range(60)]
     proposer: Proposer = SuffixAutomaton()
     for place, token in enumerate(text):
-        newest = mx.array([token], dtype=mx.uint32)
-        found = proposer.propose(newest, 5, greedy).tokens.tolist()
+        last_token = mx.array([token], dtype=mx.uint32)
+        found = proposer.propose(last_token, 5, greedy).tokens.tolist()
         assert found == scanned(text[: place + 1], 5)
-        proposer.commit(Commit(newest, mx.zeros((1, 1, 4)), None, [token]))
+        proposer.commit(Commit(last_token, mx.zeros((1, 1, 4)), None, [token]))

@@ -72,7 +72,7 @@ class Rows(TrimsByOffset, KVCache):
         held: list[mx.array | None] = [self.keys, self.values]
         return [array for array in held if array is not None]
 
-    def hand_back(self) -> object:
+    def release(self) -> object:
         stock: Any = self.source or KVCache()
         stock.keys, stock.values, stock.offset = self.keys, self.values, self.offset
         self.keys, self.values, self.offset = None, None, 0
@@ -118,13 +118,13 @@ class TrimIgnoresTheGroup(Rows):
 
 
 @fault(
-    "`hand_back` fills a new cache, and the caller's list keeps an empty one.",
+    "`release` fills a new cache, and the caller's list keeps an empty one.",
     caught_by="test_adopting_and_handing_back_move_the_content",
 )
 class AnotherObjectIsReturned(Rows):
-    def hand_back(self) -> object:
+    def release(self) -> object:
         self.source = None
-        return super().hand_back()
+        return super().release()
 
 
 @fault(
@@ -257,7 +257,7 @@ class SnapshotsAreReferences(GroupMember, RotatingKVCache):
         held: list[mx.array | None] = [self.keys, self.values]
         return [array for array in held if array is not None]
 
-    def hand_back(self) -> object:
+    def release(self) -> object:
         stock: Any = RotatingKVCache(self.max_size, self.keep)
         stock.keys, stock.values = self.keys, self.values
         stock.offset, stock._idx = self.offset, self._idx
@@ -321,7 +321,7 @@ class AViewOfTheBufferIsReturned:
             self.offset = self._idx = 0
             return stock  # type: ignore[no-any-return]
 
-        patch.setattr(RewindableRotatingKVCache, "hand_back", view)
+        patch.setattr(RewindableRotatingKVCache, "release", view)
 
 
 @fault(
@@ -411,7 +411,7 @@ class AFailedBlockStaysInTheState:
 
     @staticmethod
     def plant(patch: Patch) -> None:
-        patch.setattr(RewindableArraysCache, "abandon_block", lambda self: None)
+        patch.setattr(RewindableArraysCache, "abort_block", lambda self: None)
 
 
 @fault(

@@ -78,7 +78,9 @@ class DenseTests(ModelTests):
     caught_by="test_a_block_equals_single_steps",
 )
 class TokensSeeLaterTokens(Toy):
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         out = self.inner.forward(tokens, cache)
         return Forward(out.logits, out.hidden.mean(axis=1, keepdims=True) + 0 * out.hidden)
 
@@ -99,7 +101,9 @@ class CachesStartAtZero(Toy):
     caught_by="test_logits_equal_those_of_mlx_lm",
 )
 class BlocksAreRounded(Toy):
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         out = self.inner.forward(tokens, cache)
         if tokens.shape[1] == 1:
             return out
@@ -111,7 +115,9 @@ class BlocksAreRounded(Toy):
     caught_by="test_malformed_tokens_are_refused_and_change_nothing",
 )
 class ABatchIsAccepted(Toy):
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         return self.inner.forward(tokens.reshape(-1)[None] if tokens.size else tokens, cache)
 
 
@@ -120,7 +126,9 @@ class ABatchIsAccepted(Toy):
     caught_by="test_a_failed_forward_consumes_nothing",
 )
 class ForwardsAreNotAtomic(Toy):
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         return self.toy._walk(tokens, cache)
 
 
@@ -139,7 +147,9 @@ class HalfAListIsAdopted(Toy):
     caught_by="test_logits_equal_those_of_mlx_lm",
 )
 class LogitsAreOneRowLate(Toy):
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         out = self.inner.forward(tokens, cache)
         return Forward(mx.roll(out.logits, -1, 1), out.hidden)
 
@@ -149,7 +159,9 @@ class LogitsAreOneRowLate(Toy):
     caught_by="test_rejected_tokens_leave_no_trace",
 )
 class ReplayedTokensHaveLogits(Toy):
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         group = group_of(cache)
         if group is None:
             return self.inner.forward(tokens, cache)

@@ -10,7 +10,7 @@ import mlx.core as mx
 from speculate import DraftModel, MTPChain, PromptLookup, SpeculativeModel
 from speculate.proposers import draft_model
 from speculate.proposers._chain import Backlog
-from speculate.protocols import Choose, Commit, Draft, Hindsight, Outlook, Proposer
+from speculate.protocols import Commit, Draft, DraftSampler, DraftScore, Forecast, Proposer
 from speculate.testing import ProposerTests, ToyModel
 from tests.faults.planting import Patch, fault
 from tests.proposers.test_unknown_ids import Strict
@@ -40,8 +40,8 @@ class Delegating:
     def attach(self, target: SpeculativeModel, /) -> None:
         self.inner.attach(target)
 
-    def begin(self, position: int, /) -> None:
-        self.inner.begin(position)
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
+        self.inner.begin(position, history)
 
     def position(self) -> int:
         return self.inner.position()
@@ -49,8 +49,8 @@ class Delegating:
     def commit(self, commit: Commit, /) -> None:
         self.inner.commit(commit)
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        return self.inner.propose(newest, limit, choose)
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        return self.inner.propose(last_token, limit, choose)
 
     def settle(self) -> None:
         self.inner.settle()
@@ -68,7 +68,7 @@ class Lookup:
     def attach(self, target: SpeculativeModel, /) -> None:
         """Accept any model."""
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self.skipped = position
         self.sequence: list[int] = []
 
@@ -78,8 +78,8 @@ class Lookup:
     def commit(self, commit: Commit, /) -> None:
         self.sequence += commit.ids
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        return Draft(mx.array([*self.after(cast(int, newest.item()), limit)], dtype=mx.uint32))
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        return Draft(mx.array([*self.after(cast(int, last_token.item()), limit)], dtype=mx.uint32))
 
     def after(self, token: int, limit: int) -> Sequence[int]:
         """Ids to draft."""
@@ -101,7 +101,7 @@ class ChunksLoseARow(Delegating):
     def commit(self, commit: Commit, /) -> None:
         if commit.verdict is None and len(commit.ids) > 1:
             hidden = mx.concatenate([commit.hidden[:, :-1], 0 * commit.hidden[:, -1:]], axis=1)
-            commit = Commit(commit.tokens, hidden, None, commit.ids, commit.newest)
+            commit = Commit(commit.tokens, hidden, None, commit.ids, commit.bonus)
         self.inner.commit(commit)
 
 
@@ -110,7 +110,7 @@ class ChunksLoseARow(Delegating):
     caught_by="test_begin_resets_everything",
 )
 class BeginResetsNothing(Lookup):
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self.skipped = position - len(getattr(self, "sequence", []))
         self.sequence: list[int] = getattr(self, "sequence", [])
 
@@ -120,8 +120,8 @@ class BeginResetsNothing(Lookup):
     caught_by="test_drafts_are_ids_within_the_limit",
 )
 class DraftsMoreThanTheLimit(Lookup):
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        return super().propose(newest, limit + 2, choose)
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        return super().propose(last_token, limit + 2, choose)
 
 
 @fault(
@@ -129,8 +129,8 @@ class DraftsMoreThanTheLimit(Lookup):
     caught_by="test_drafts_are_ids_within_the_limit",
 )
 class DraftsArePaddedWithMinusOne(Lookup):
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        found = super().propose(newest, limit, choose).tokens.astype(mx.int32)
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        found = super().propose(last_token, limit, choose).tokens.astype(mx.int32)
         return Draft(mx.concatenate([found, mx.full((limit - found.shape[0],), -1, mx.int32)]))
 
 
@@ -142,12 +142,12 @@ class ForecastsANegativeBucket(Delegating):
     def __init__(self) -> None:
         self.inner = self.lookup = PromptLookup()
 
-    def outlook(self) -> Outlook:
-        found = self.lookup.outlook()
-        return found if found.length else Outlook(-1, 0)
+    def forecast(self) -> Forecast:
+        found = self.lookup.forecast()
+        return found if found.length else Forecast(-1, 0)
 
-    def hindsight(self) -> Sequence[Hindsight]:
-        return self.lookup.hindsight()
+    def scores(self) -> Sequence[DraftScore]:
+        return self.lookup.scores()
 
 
 @fault(
@@ -180,11 +180,11 @@ class ScoresDependOnTheRounds(Delegating):
     def __init__(self) -> None:
         self.inner = self.lookup = PromptLookup()
 
-    def outlook(self) -> Outlook:
-        return self.lookup.outlook()
+    def forecast(self) -> Forecast:
+        return self.lookup.forecast()
 
-    def hindsight(self) -> Sequence[Hindsight]:
-        return self.lookup.hindsight()[:1]
+    def scores(self) -> Sequence[DraftScore]:
+        return self.lookup.scores()[:1]
 
 
 @fault(
@@ -209,8 +209,8 @@ class UnknownIdsAreFed:
     caught_by="test_sampled_drafts_carry_the_distribution_of_choose",
 )
 class DistributionsAreDropped(Delegating):
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        return Draft(super().propose(newest, limit, choose).tokens)
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        return Draft(super().propose(last_token, limit, choose).tokens)
 
 
 @fault(
@@ -218,9 +218,9 @@ class DistributionsAreDropped(Delegating):
     caught_by="test_sampled_drafts_carry_the_distribution_of_choose",
 )
 class DistributionsAreOneTokenEarly(Delegating):
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        draft = super().propose(newest, limit, choose)
-        return Draft(draft.tokens, [*draft.laws[1:], *draft.laws[:1]])
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        draft = super().propose(last_token, limit, choose)
+        return Draft(draft.tokens, [*draft.logprobs[1:], *draft.logprobs[:1]])
 
 
 @fault(
@@ -228,14 +228,14 @@ class DistributionsAreOneTokenEarly(Delegating):
     caught_by="test_the_backlog_is_reported_and_cleared",
 )
 class TheBacklogIsNeverCleared(Lookup):
-    backlog = 0
+    waiting = 0
 
     def commit(self, commit: Commit, /) -> None:
         super().commit(commit)
-        self.backlog += commit.tokens.shape[0]
+        self.waiting += commit.tokens.shape[0]
 
-    def behind(self) -> int:
-        return self.backlog
+    def backlog(self) -> int:
+        return self.waiting
 
 
 @fault(
@@ -246,7 +246,7 @@ class RoundsWithoutADraftAreLost(Delegating):
     def commit(self, commit: Commit, /) -> None:
         if commit.verdict is None and len(commit.ids) == 1:
             hidden = commit.hidden
-            commit = Commit(mx.zeros_like(commit.tokens), hidden, None, [0], commit.newest)
+            commit = Commit(mx.zeros_like(commit.tokens), hidden, None, [0], commit.bonus)
         super().commit(commit)
 
 
@@ -302,8 +302,8 @@ class TheLastAcceptedTokenIsNotFed(Delegating):
 class ThePositionIgnoresAcceptedTokens(Lookup):
     lost = 0
 
-    def begin(self, position: int, /) -> None:
-        super().begin(position)
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
+        super().begin(position, history)
         self.lost = 0
 
     def commit(self, commit: Commit, /) -> None:

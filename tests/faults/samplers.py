@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from speculate import Sampling
-from speculate.protocols import Choice, Decision, Draft, Sampler
+from speculate.protocols import Draft, DraftToken, Sampler, Verification
 from speculate.sampling import acceptance
 from speculate.sampling.acceptance import (
     AcceptanceRule,
@@ -16,7 +16,6 @@ from speculate.sampling.acceptance import (
     Coupled,
     ExactMatch,
     Rejection,
-    Verification,
     accepted_prefix,
     at,
 )
@@ -56,8 +55,8 @@ def trust_draft_distributions(patch: Patch) -> None:
     right = acceptance.draft_probabilities
 
     def trusting(draft: Draft, width: int) -> mx.array:
-        laws = [distribution for distribution in draft.laws if distribution is not None]
-        return mx.exp(mx.concatenate(laws)) if laws else right(draft, width)
+        logprobs = [distribution for distribution in draft.logprobs if distribution is not None]
+        return mx.exp(mx.concatenate(logprobs)) if logprobs else right(draft, width)
 
     patch.setattr(acceptance, "draft_probabilities", trusting)
 
@@ -90,7 +89,7 @@ class LikelyDraftsAreAccepted:
     def __init__(self, distribution: Distribution) -> None:
         self._inner = Coupled(distribution)
 
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
+    def choose(self, logits: mx.array, position: int, /) -> DraftToken:
         return self._inner.choose(logits, position)
 
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
@@ -100,7 +99,7 @@ class LikelyDraftsAreAccepted:
             return verified
         p = mx.softmax(logits[:k], axis=-1)
         stands = mx.take_along_axis(p, draft.tokens[:, None], axis=-1)[:, 0] > 0.2
-        return Verification(accepted_prefix(stands), verified.tokens)
+        return Verification(accepted_prefix(stands), verified.tokens, logits)
 
 
 @fault(
@@ -111,8 +110,10 @@ class LookupsAreVerifiedAsSampled(Rejection):  # type: ignore[misc]  # final, an
     suite = RejectionTests
 
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
-        laws = draft.laws or [mx.log(mx.softmax(row, axis=-1))[None] for row in logits]
-        return super().verify(logits, positions, Draft(draft.tokens, laws[: draft.tokens.shape[0]]))
+        logprobs = draft.logprobs or [mx.log(mx.softmax(row, axis=-1))[None] for row in logits]
+        return super().verify(
+            logits, positions, Draft(draft.tokens, logprobs[: draft.tokens.shape[0]])
+        )
 
 
 @fault(
@@ -126,10 +127,12 @@ class OneTokenTooManyIsAccepted:
     def plant(patch: Patch) -> None:
         verify = TokenSampler.verify
 
-        def generous(self: Any, newest: mx.array, draft: Draft, logits: mx.array, /) -> Decision:
-            found = verify(self, newest, draft, logits)
+        def generous(
+            self: Any, last_token: mx.array, draft: Draft, logits: mx.array, /
+        ) -> Verification:
+            found = verify(self, last_token, draft, logits)
             accepted = mx.minimum(found.accepted + 1, draft.tokens.shape[0])
-            return Decision(accepted, found.tokens, found.logits)
+            return Verification(accepted, found.tokens, found.logits)
 
         patch.setattr(TokenSampler, "verify", generous)
 
@@ -159,7 +162,7 @@ class NoiseIsKeyedByConsumption(ExactMatch):
         self._inner = Coupled(distribution)
         self._used = 0
 
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
+    def choose(self, logits: mx.array, position: int, /) -> DraftToken:
         return self._inner.choose(logits, position)
 
     def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
@@ -252,9 +255,11 @@ class RejectedTokensStayInTheHistory:
     def plant(patch: Patch) -> None:
         verify = TokenSampler.verify
 
-        def remembering(self: Any, newest: mx.array, draft: Draft, logits: mx.array, /) -> Decision:
-            decision = verify(self, newest, draft, logits)
+        def remembering(
+            self: Any, last_token: mx.array, draft: Draft, logits: mx.array, /
+        ) -> Verification:
+            verification = verify(self, last_token, draft, logits)
             self._history = mx.concatenate([self._history, draft.tokens.astype(mx.uint32)])
-            return decision
+            return verification
 
         patch.setattr(TokenSampler, "verify", remembering)

@@ -36,6 +36,9 @@ class Toy:
     def proposers(self) -> Sequence[Proposer]:
         return (self.lookup,)
 
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
+
     def plan(self, remaining: int | None, /) -> Plan:
         return Plan(self.lookup, 2)
 
@@ -95,6 +98,9 @@ class PlansByTheTimeOfDay(Toy):
 class DepthGrowsWithoutLimit(Toy):
     depth = 1
 
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
+
     def plan(self, remaining: int | None, /) -> Plan:
         return Plan(self.lookup, self.depth)
 
@@ -119,6 +125,9 @@ class ProposersAreMadeAnew(Toy):
 class DepthDropsBelowZero(Toy):
     depth = 3
 
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
+
     def plan(self, remaining: int | None, /) -> Plan:
         return Plan(self.lookup, self.depth)
 
@@ -132,6 +141,9 @@ class DepthDropsBelowZero(Toy):
 )
 class StrategiesShareWhatTheyLearn(Toy):
     learned: ClassVar[list[int]] = []
+
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
 
     def plan(self, remaining: int | None, /) -> Plan:
         return Plan(self.lookup, 1 + len(self.learned) % 3)
@@ -156,6 +168,9 @@ class DepthIsRandom(Toy):
 )
 class PlanWaitsForObserve(Toy):
     planned = observed = 0
+
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
 
     def plan(self, remaining: int | None, /) -> Plan:
         assert self.planned == self.observed, "the last round was not observed"

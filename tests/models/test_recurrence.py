@@ -15,7 +15,7 @@ from speculate.errors import OptionError
 from speculate.models.adapter import StockAdapter
 from speculate.models.gated_delta import cheapest
 from speculate.models.stock import GatedDeltaLayer
-from speculate.protocols import DefersRollback, Recurrence, StockModel
+from speculate.protocols import Recurrence, StockModel, SupportsDeferredRollback
 from tests.support import tiny
 from tests.support.cache_contents import (
     Caches,
@@ -55,7 +55,7 @@ def test_without_a_kernel_it_is_a_loop_of_operations() -> None:
 
 
 def test_a_state_cache_defers() -> None:
-    assert isinstance(RewindableArraysCache(2), DefersRollback)
+    assert isinstance(RewindableArraysCache(2), SupportsDeferredRollback)
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def noted() -> Iterator[tuple[Caches, sp.Window]]:
 
 def notes(caches: Caches) -> int:
     """Layers whose rewind is noted and not carried out."""
-    return sum(isinstance(c, DefersRollback) and c.deferred() is not None for c in caches)
+    return sum(isinstance(c, SupportsDeferredRollback) and c.deferred() is not None for c in caches)
 
 
 def check_goes_on(caches: Caches) -> None:

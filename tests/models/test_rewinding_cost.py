@@ -13,7 +13,7 @@ from speculate import Decoder, Fixed, speculation
 from speculate.backends.arrays import RewindableArraysCache
 from speculate.models import gated_delta
 from speculate.models.gated_delta import MAX_FUSED_TOKENS, BlockRecord, FusedReplay, KeptStates
-from speculate.protocols import Deferred
+from speculate.protocols import DeferredState
 from tests.support import reference as kit
 from tests.support.cache_contents import Caches, cold, feed, ids, model
 from tests.support.recording import WatchedModel
@@ -134,7 +134,7 @@ def test_what_is_kept_was_made_by_the_forward(name: str) -> None:
     gc.enable()
 
 
-def rewind_arrays(deferred: Deferred | None) -> list[mx.array]:
+def rewind_arrays(deferred: DeferredState | None) -> list[mx.array]:
     """The arrays that a layer holds to go on from a deferred rewind."""
     assert deferred is not None
     block = deferred.restore

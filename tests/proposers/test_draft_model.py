@@ -103,7 +103,7 @@ def test_its_cache_follows_what_was_accepted(case: tuple[str, int]) -> None:
     def note(round: Round) -> None:
         nonlocal length
         length += round.emitted
-        if not round.cut and round.drafted == depth:
+        if not round.truncated and round.drafted == depth:
             assert round.accepted == accepted
             (found,) = small.lengths()
             lengths.append((found, length))

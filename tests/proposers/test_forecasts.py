@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import speculate as sp
 from speculate import MTPChain
-from speculate.protocols import Foresees, Hindsight, Outlook, Plan, Proposer, Round
+from speculate.protocols import DraftScore, Forecast, Plan, Proposer, Round, SupportsForecast
 from speculate.testing import ScheduledStrategy
 from tests.support import reference as kit
 from tests.support.brute_force_lookup import FORECAST, Scan, asked, commit_of, generate
@@ -24,12 +24,12 @@ TEXTS: Final = st.integers(1, 4).flatmap(
 ROUNDS: Final = st.lists(st.integers(1, 9), min_size=1, max_size=20)
 
 
-def counted(some: Sequence[Hindsight]) -> Counter[tuple[int, int, bool]]:
+def counted(some: Sequence[DraftScore]) -> Counter[tuple[int, int, bool]]:
     """By kind, position, and whether the token was right."""
     counts = Counter[tuple[int, int, bool]]()
     for one in some:
-        counts[one.kind, one.position, True] += one.right
-        counts[one.kind, one.position, False] += one.compared - one.right
+        counts[one.bucket, one.position, True] += one.right
+        counts[one.bucket, one.position, False] += one.compared - one.right
     return +counts
 
 
@@ -41,8 +41,8 @@ def after(prompt: Sequence[int]) -> sp.PromptLookup:
 
 
 def test_a_lookup_forecasts_and_a_head_does_not() -> None:
-    assert isinstance(sp.PromptLookup(), Foresees)
-    assert not isinstance(MTPChain(), Foresees)
+    assert isinstance(sp.PromptLookup(), SupportsForecast)
+    assert not isinstance(MTPChain(), SupportsForecast)
 
 
 @settings(deadline=None, max_examples=300)
@@ -52,8 +52,8 @@ def test_every_place_is_scored_however_the_text_came(text: list[int], rounds: li
     proposer = after(prompt)
     generate(proposer, text[2:], rounds)
     known = text[: min(committed, len(text))]
-    assert counted(proposer.hindsight()) == Scan().hindsight(known, 3)
-    assert not proposer.hindsight()
+    assert counted(proposer.scores()) == Scan().scores(known, 3)
+    assert not proposer.scores()
 
 
 @settings(deadline=None, max_examples=100)
@@ -62,8 +62,8 @@ def test_it_does_not_matter_when_it_is_asked(text: list[int]) -> None:
     proposer, found = after(text[:3]), Counter[tuple[int, int, bool]]()
     for place in range(2, len(text) - 1):
         proposer.commit(commit_of(text[place : place + 1], text[place + 1], (1, 0)))
-        found += counted(proposer.hindsight())
-    assert found == Scan().hindsight(text[:-1], 3)
+        found += counted(proposer.scores())
+    assert found == Scan().scores(text[:-1], 3)
 
 
 @settings(deadline=None, max_examples=200)
@@ -78,7 +78,7 @@ def test_the_forecast_is_of_the_draft_that_would_be_made(
         return
     known = text[: end + (last > 1)]
     kind, draft = Scan().kind(known, 3), Scan().draft(known, FORECAST)
-    assert proposer.outlook() == Outlook(kind, len(draft))
+    assert proposer.forecast() == Forecast(kind, len(draft))
     if last > 1:
         assert asked(proposer, known[-1], FORECAST) == draft
 
@@ -86,7 +86,7 @@ def test_the_forecast_is_of_the_draft_that_would_be_made(
 def test_a_long_quotation() -> None:
     proposer, text = after([*range(30), 90]), [90, 3, 4, *range(5, 25), 91]
     generate(proposer, text, [3] * 8)
-    found = counted(proposer.hindsight())
+    found = counted(proposer.scores())
     # Drafts after 3, 4 and each of the next places; the last one's first token is wrong.
     assert found[2, 0, True] == found[3, 0, True] == found[4, 0, True] == 1
     # From the fifth place in a row on, the copy is under way.
@@ -105,45 +105,45 @@ def test_a_quotation_of_which_the_newer_copy_lacks_the_beginning() -> None:
     proposer = after(prompt)
     generate(proposer, text[len(prompt) - 1 :], [4] * 10)
     # Each draft after 1 copies from the first, and each one later on from the second.
-    wanted = Scan().hindsight(text, len(prompt))
-    assert counted(proposer.hindsight()) == wanted
+    wanted = Scan().scores(text, len(prompt))
+    assert counted(proposer.scores()) == wanted
     assert [wanted[kind, FORECAST - 1, True] for kind in (2, 3, 4)] == [1, 1, 1]
 
 
 def test_prompts_are_searched_and_not_scored() -> None:
     proposer = after([1, 2, 3, 4] * 8)
-    assert not proposer.hindsight()
-    assert proposer.outlook() == Outlook(5, FORECAST)
+    assert not proposer.scores()
+    assert proposer.forecast() == Forecast(5, FORECAST)
     generate(proposer, [4, 1, 2], [2])
-    assert counted(proposer.hindsight()) == {(5, 0, True): 1}
+    assert counted(proposer.scores()) == {(5, 0, True): 1}
     # The next turn: how the sequence would have continued is unknown.
     proposer.commit(commit_of([7, 7, 7]))
-    assert not proposer.hindsight()
+    assert not proposer.scores()
     generate(proposer, [7, 8], [1, 1])
-    assert proposer.hindsight() == [Hindsight(3, 0, 1, 0)]
+    assert proposer.scores() == [DraftScore(3, 0, 1, 0)]
 
 
 def test_what_is_not_asked_for_does_not_grow() -> None:
     proposer = after([1, 2, 1, 2])
     generate(proposer, [1, 2] * 1000, [1] * 2000)
     kinds = range(2, 7)
-    assert len(proposer.hindsight()) <= len(kinds) * FORECAST
+    assert len(proposer.scores()) <= len(kinds) * FORECAST
 
 
 def test_begin_forgets_the_text_and_keeps_what_it_taught() -> None:
     proposer = after([1, 2, 5, 1, 2])
     generate(proposer, [2, 6], [1, 1])
     proposer.begin(0)
-    assert proposer.outlook() == Outlook(0, 0)
-    assert proposer.hindsight() == [Hindsight(2, 0, 1, 0)]
+    assert proposer.forecast() == Forecast(0, 0)
+    assert proposer.scores() == [DraftScore(2, 0, 1, 0)]
     proposer.commit(commit_of([5, 1, 2]))
-    assert proposer.outlook() == Outlook(0, 0)
+    assert proposer.forecast() == Forecast(0, 0)
     # A draft that was right so far ends with its text.
     generate(proposer, [7, 1, 2, 7], [4])
-    assert proposer.hindsight() == [Hindsight(2, 0, 1, 1)]
+    assert proposer.scores() == [DraftScore(2, 0, 1, 1)]
     proposer.begin(0)
     generate(proposer, [1, 1], [1, 1])
-    assert not proposer.hindsight()
+    assert not proposer.scores()
 
 
 # In runs.
@@ -160,29 +160,32 @@ def test_scores_are_the_same_with_any_proposer(plan: str) -> None:
     text = [*prompt, *kit.ids_of(decoder.generate(prompt, 40))]
     lookup.begin(0)
     scan = Scan(longest=3, shortest=1)
-    found = lookup.hindsight()
-    assert counted(found) == scan.hindsight(text, len(prompt))
+    found = lookup.scores()
+    assert counted(found) == scan.scores(text, len(prompt))
     assert 0 < sum(one.right for one in found) < sum(one.compared for one in found)
 
 
 class Asking:
-    """Asks for the outlook before each round, and drafts where it promises something."""
+    """Asks for the forecast before each round, and drafts where it promises something."""
 
     def __init__(self, proposer: sp.PromptLookup) -> None:
         self._proposer = proposer
         self.promised: list[int] = []
-        self.found: list[Hindsight] = []
+        self.found: list[DraftScore] = []
 
     @property
     def proposers(self) -> Sequence[Proposer]:
         return (self._proposer,)
 
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
+
     def plan(self, remaining: int | None, /) -> Plan:
-        self.promised.append(self._proposer.outlook().length)
+        self.promised.append(self._proposer.forecast().length)
         return Plan(self._proposer, 4) if self.promised[-1] else Plan()
 
     def observe(self, round: Round, /) -> None:
-        self.found += self._proposer.hindsight()
+        self.found += self._proposer.scores()
 
 
 def test_a_strategy_can_ask_in_the_middle_of_a_run() -> None:

@@ -29,7 +29,7 @@ def test_a_cache_handed_over_ends_with_the_targets(case: tuple[str, int, str]) -
     proposer = DraftModel(GuidedModel(model, text, mistakes), cache=given)
     tokens = kit.decode("dense", Fixed(proposer, 4), count=count)
     kit.check_tokens("dense", kit.PROMPT, tokens)
-    back: list[object] = [layer.hand_back() for layer in given]
+    back: list[object] = [layer.release() for layer in given]
     kit.check_holds(draft, back, text[: len(kit.PROMPT) + count])
 
 
@@ -46,7 +46,7 @@ def test_a_cache_handed_over_with_the_earlier_text_goes_on(draft: str) -> None:
     kit.check_tokens("dense", text, tokens)
     text += kit.ids_of(tokens)
     check_draft_model(draft, text, watched)
-    kit.check_holds(draft, [layer.hand_back() for layer in given], text)
+    kit.check_holds(draft, [layer.release() for layer in given], text)
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -102,7 +102,7 @@ def test_a_prefill_that_is_broken_off_rewinds_a_cache_handed_over_too(
     tokens = list(decoder.generate(kit.PROMPT, 8, caches))
     assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 0
     text = [*kit.PROMPT, *kit.ids_of(tokens)]
-    kit.check_holds(draft, [layer.hand_back() for layer in given], text)
+    kit.check_holds(draft, [layer.release() for layer in given], text)
 
 
 def test_a_new_text_does_not_continue_the_old_one_in_a_cache_handed_over() -> None:
@@ -117,7 +117,7 @@ def test_a_new_text_does_not_continue_the_old_one_in_a_cache_handed_over() -> No
     kit.check_tokens("dense", kit.SECOND, tokens)
     assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 0
     text = [*kit.SECOND, *kit.ids_of(tokens)]
-    kit.check_holds("dense", [layer.hand_back() for layer in given], text)
+    kit.check_holds("dense", [layer.release() for layer in given], text)
 
 
 def test_one_cache_for_two_layers_is_refused() -> None:

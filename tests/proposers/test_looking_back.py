@@ -11,7 +11,7 @@ import pytest
 
 import speculate as sp
 from speculate.proposers import _chain
-from speculate.protocols import Forward, LooksBack, Proposer, Round
+from speculate.protocols import Forward, Proposer, Round
 from tests.support import reference as kit
 from tests.support import tiny
 from tests.support.recording import PassingModel, WatchedProposer
@@ -46,7 +46,6 @@ def drafted(
 @pytest.mark.parametrize("name", kit.PROMISED)
 def test_what_an_earlier_turn_said_is_found_where_the_caller_says_what_it_was(name: str) -> None:
     lookup = sp.PromptLookup(min_ngram=3)
-    assert isinstance(lookup, LooksBack)
     rounds = drafted(name, lookup, filled(name), TURN)
     assert rounds[0].drafted == 4
     assert not drafted(name, sp.PromptLookup(min_ngram=3), filled(name), ())[0].drafted
@@ -66,8 +65,10 @@ class Listener(WatchedProposer):
         super().__init__(sp.PromptLookup())
         self.received: list[list[int]] = []
 
-    def look_back(self, ids: Sequence[int], /) -> None:
-        self.received.append(list(ids))
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
+        super().begin(position, history)
+        if history:
+            self.received.append(list(history))
 
 
 def test_a_decoder_that_was_there_itself_is_not_given_the_text_again() -> None:
@@ -176,9 +177,8 @@ def test_a_history_is_read_when_a_draft_is_asked_for_and_in_pieces(
     proposer = sp.DraftModel(draft)
     draft.widths.clear()
     proposer.attach(kit.get("dense").model)
-    proposer.begin(len(LONG))
-    proposer.look_back(LONG)
-    assert proposer.position() == proposer.behind() == len(LONG)
+    proposer.begin(len(LONG), LONG)
+    assert proposer.position() == proposer.backlog() == len(LONG)
     assert draft.widths == []
 
 
@@ -204,6 +204,8 @@ class Counted(PassingModel):
         super().__init__(model)
         self.widths: list[int] = []
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         self.widths.append(tokens.shape[1])
         return self.inner.forward(tokens, cache)

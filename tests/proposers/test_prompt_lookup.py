@@ -64,8 +64,10 @@ def test_drafts_are_those_of_a_scan(
     ("text", "draft"),
     [
         pytest.param([1, 2, 3, 9, 8, 1, 2, 3], [9, 8, 1, 2, 3, 9], id="longest match"),
-        pytest.param([7, 1, 2, 5, 9, 1, 2, 6, 7, 1, 2], [5, 9, 1, 2, 6, 7], id="not the newest"),
-        pytest.param([1, 2, 5, 0, 1, 2, 6, 0, 3, 1, 2], [6, 0, 3, 1, 2, 6], id="newest of two"),
+        pytest.param(
+            [7, 1, 2, 5, 9, 1, 2, 6, 7, 1, 2], [5, 9, 1, 2, 6, 7], id="not the last_token"
+        ),
+        pytest.param([1, 2, 5, 0, 1, 2, 6, 0, 3, 1, 2], [6, 0, 3, 1, 2, 6], id="last_token of two"),
         pytest.param([4, 4, 4], [4, 4, 4, 4, 4, 4], id="one token over and over"),
         pytest.param([0, 0, 0], [0, 0, 0, 0, 0, 0], id="id 0 over and over"),
         pytest.param([1, 2, 1, 2, 1, 2], [1, 2, 1, 2, 1, 2], id="a period of two"),
@@ -116,7 +118,7 @@ def test_options_that_cannot_be_used(options: dict[str, int], message: str) -> N
 
 def test_begin_forgets_and_later_tokens_alone_are_known() -> None:
     proposer = sp.PromptLookup()
-    proposer.commit(commit_of([1, 2, 3, 4, 1, 2], newest=3))
+    proposer.commit(commit_of([1, 2, 3, 4, 1, 2], bonus=3))
     proposer.begin(100)
     assert proposer.position() == 100
     assert asked(proposer, 3, 4) == []
@@ -130,7 +132,7 @@ def test_begin_forgets_and_later_tokens_alone_are_known() -> None:
 
 def test_a_last_token_that_never_became_text_is_forgotten_with_settle() -> None:
     proposer = sp.PromptLookup()
-    proposer.commit(commit_of([1, 2, 5, 1, 3, 6, 1], newest=2))
+    proposer.commit(commit_of([1, 2, 5, 1, 3, 6, 1], bonus=2))
     assert asked(proposer, 2, 1) == [5]
     # The target failed, and the caller goes on with another token.
     proposer.settle()
@@ -141,13 +143,13 @@ def test_a_last_token_that_never_became_text_is_forgotten_with_settle() -> None:
 def test_asking_changes_nothing() -> None:
     proposer, text = sp.PromptLookup(), [1, 2, 3, 1, 2]
     proposer.commit(commit_of(text))
-    drafts = [asked(proposer, newest, 4) for newest in (3, 9, 3, 2, 3)]
-    assert drafts == [Scan().draft([*text, newest], 4) for newest in (3, 9, 3, 2, 3)]
+    drafts = [asked(proposer, last_token, 4) for last_token in (3, 9, 3, 2, 3)]
+    assert drafts == [Scan().draft([*text, last_token], 4) for last_token in (3, 9, 3, 2, 3)]
 
 
 def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    proposer, newest = sp.PromptLookup(), mx.array([2], dtype=mx.uint32)
-    commits = [commit_of([1, 2, 3, 1, 2, 3], newest=1), commit_of([1], newest=2, verdict=(2, 0))]
+    proposer, last_token = sp.PromptLookup(), mx.array([2], dtype=mx.uint32)
+    commits = [commit_of([1, 2, 3, 1, 2, 3], bonus=1), commit_of([1], bonus=2, verdict=(2, 0))]
 
     def refuse(*_: object) -> object:
         raise AssertionError("the host waits")
@@ -156,8 +158,8 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(place, name, refuse)
     for commit in commits:
         proposer.commit(commit)
-    draft = proposer.propose(newest, 3, no_choice)
-    assert proposer.outlook().length > 0
+    draft = proposer.propose(last_token, 3, no_choice)
+    assert proposer.forecast().length > 0
     proposer.settle()
     monkeypatch.undo()
     assert to_ints(draft.tokens) == [3, 1, 2]
@@ -195,17 +197,19 @@ def bytes_for(action: Callable[[], object]) -> int:
 
 def test_a_token_of_a_long_text_costs_no_more_than_one_of_a_short_text() -> None:
     rng, proposer = random.Random(0), sp.PromptLookup()
-    quoted, newest = [rng.randrange(40_000) for _ in range(8)], mx.array([9], dtype=mx.uint32)
+    quoted, last_token = [rng.randrange(40_000) for _ in range(8)], mx.array([9], dtype=mx.uint32)
     seen = []
     proposer.commit(commit_of([*quoted, 9, *(rng.randrange(300) for _ in range(1000))]))
     for fill in (0, 100_000):
         proposer.commit(commit_of([rng.randrange(40_000) for _ in range(fill)] or [0]))
-        once = commit_of(quoted, newest=9, verdict=(7, 7))
+        once = commit_of(quoted, bonus=9, verdict=(7, 7))
         commit = steps(lambda once=once: proposer.commit(once))  # type: ignore[misc]
-        propose = steps(lambda: proposer.propose(newest, 4, no_choice))
+        propose = steps(lambda: proposer.propose(last_token, 4, no_choice))
         # The occurrence is that far back, and no more of it is copied than asked for.
         assert asked(proposer, 9, 2) != []
-        seen.append((commit, propose, bytes_for(lambda: proposer.propose(newest, 4, no_choice))))
+        seen.append(
+            (commit, propose, bytes_for(lambda: proposer.propose(last_token, 4, no_choice)))
+        )
     (short_commit, short_propose, _), (long_commit, long_propose, memory) = seen
     assert long_commit <= short_commit + 8
     assert long_propose <= short_propose + 8 <= 60

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from speculate import Decoder, DraftModel, Fixed, Off, Sampling, SpeculativeModel
 from speculate._mx import to_ints
-from speculate.protocols import Choice, Commit, Forward
+from speculate.protocols import Commit, DraftToken, Forward
 from speculate.sampling.options import MODES, Mode
 from speculate.verify import model_drafter
 from tests.sampling.test_callables import START, TARGET, p_of_steps
@@ -32,7 +32,9 @@ class Strict(PassingModel):
     """A model that raises where MLX would read past the end of its embedding."""
 
     @override
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         ids = to_ints(tokens[0])
         if not all(0 <= id_ < self.vocab_size for id_ in ids):
             raise IndexError(f"asked for ids {ids}")
@@ -76,8 +78,8 @@ def test_a_draft_with_fewer_ids_drafts_between_those_that_it_lacks(prompt: list[
     decoder = Decoder(target(), Fixed(watched, 3), sampling)
     assert kit.ids_of(decoder.generate(prompt, 60)) == plain
     # It drafts nothing only if it lacks the last token, and is right elsewhere.
-    assert {bool(ids) for _, newest, ids in watched.drafts if newest < FEW} == {True}
-    assert {bool(ids) for _, newest, ids in watched.drafts if newest >= FEW} == {False}
+    assert {bool(ids) for _, last_token, ids in watched.drafts if last_token < FEW} == {True}
+    assert {bool(ids) for _, last_token, ids in watched.drafts if last_token >= FEW} == {False}
     assert decoder.stats.accepted_tokens > 10
     assert caches[0].length() == len(prompt) + 60
 
@@ -130,8 +132,8 @@ def test_verify_reads_such_a_text_as_the_draft_does(position: int) -> None:
     assert bool(expected) == (position == 2)
 
 
-def most_likely(logits: mx.array, index: int, /) -> Choice:
-    return Choice(mx.argmax(logits, axis=-1))
+def most_likely(logits: mx.array, index: int, /) -> DraftToken:
+    return DraftToken(mx.argmax(logits, axis=-1))
 
 
 CRASHED: Final = """

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from speculate import Decoder, Fixed, Off, Sampling
-from speculate.protocols import Choice, Choose, Draft
-from speculate.sampling.acceptance import AcceptanceRule, Verification
+from speculate.protocols import Draft, DraftSampler, DraftToken, Verification
+from speculate.sampling.acceptance import AcceptanceRule
 from speculate.sampling.options import MODES, Mode
 from tests.sampling.test_callables import START, TARGET, VOCAB, p_of_steps
 from tests.support import biased_rules
@@ -70,11 +70,11 @@ class Saying:
         self._broken = broken
         self._places = places
 
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
+    def choose(self, logits: mx.array, position: int, /) -> DraftToken:
         return self._rule.choose(logits, position)
 
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
-        distributions = list(draft.laws)
+        distributions = list(draft.logprobs)
         for place in self._places:
             one = distributions[place]
             assert one is not None
@@ -149,44 +149,44 @@ def test_a_rule_that_accepts_what_its_distribution_rules_out_is_refused() -> Non
 
 def sampled(
     columns: int, ids: Callable[[int], int], dtype: mx.Dtype = mx.int64
-) -> Callable[[int, int, Choose], Draft]:
+) -> Callable[[int, int, DraftSampler], Draft]:
     """Tokens drawn from distributions over so many columns, and named otherwise."""
     dice = random.Random(4)
     rows = np.stack([distribution(row, Sampling(temperature=1.0)) for row in table(3, columns)])
 
-    def draft(newest: int, limit: int, choose: Choose) -> Draft:
+    def draft(last_token: int, limit: int, choose: DraftSampler) -> Draft:
         tokens: list[int] = []
         distributions: list[mx.array] = []
         for _ in range(limit):
-            row = rows[newest % columns]
-            newest = dice.choices(range(columns), row.tolist())[0]
-            tokens.append(ids(newest))
+            row = rows[last_token % columns]
+            last_token = dice.choices(range(columns), row.tolist())[0]
+            tokens.append(ids(last_token))
             distributions.append(mx.array(np.log(row[None]).astype(np.float32)))
         return Draft(mx.array(tokens, dtype=dtype), distributions)
 
     return draft
 
 
-def chosen(ids: Callable[[mx.array], mx.array]) -> Callable[[int, int, Choose], Draft]:
+def chosen(ids: Callable[[mx.array], mx.array]) -> Callable[[int, int, DraftSampler], Draft]:
     """Tokens that `choose` picks, and named otherwise."""
     rows = to_mx(table(3, VOCAB))
 
-    def draft(newest: int, limit: int, choose: Choose) -> Draft:
-        choices = [choose(rows[newest][None], index) for index in range(limit)]
+    def draft(last_token: int, limit: int, choose: DraftSampler) -> Draft:
+        choices = [choose(rows[last_token][None], index) for index in range(limit)]
         tokens = mx.concatenate([choice.token for choice in choices])
-        return Draft(ids(tokens), [choice.law for choice in choices])
+        return Draft(ids(tokens), [choice.logprobs for choice in choices])
 
     return draft
 
 
-def unlucky(newest: int, limit: int, choose: Choose) -> Draft:
+def unlucky(last_token: int, limit: int, choose: DraftSampler) -> Draft:
     """Drafts of a model whose every score is not a number."""
     choices = [choose(mx.full((1, VOCAB), NAN), index) for index in range(limit)]
     tokens = mx.concatenate([choice.token for choice in choices])
-    return Draft(tokens, [choice.law for choice in choices])
+    return Draft(tokens, [choice.logprobs for choice in choices])
 
 
-DRAFTS: Final[dict[str, Callable[[], Callable[[int, int, Choose], Draft]]]] = {
+DRAFTS: Final[dict[str, Callable[[], Callable[[int, int, DraftSampler], Draft]]]] = {
     "as they are": lambda: sampled(VOCAB, lambda id_: id_),
     "fewer columns": lambda: sampled(VOCAB - 1, lambda id_: id_),
     "more columns": lambda: sampled(VOCAB + 3, lambda id_: id_, mx.int8),
@@ -196,11 +196,13 @@ DRAFTS: Final[dict[str, Callable[[], Callable[[int, int, Choose], Draft]]]] = {
     "beyond 63 bits": lambda: chosen(lambda ids: ids.astype(mx.uint64) - 5),
     "chosen, behind the last": lambda: chosen(lambda ids: ids + VOCAB),
     "not a number": lambda: unlucky,
-    "certain, behind the last": lambda: lambda newest, limit, _: Draft(mx.array([9] * limit)),
+    "certain, behind the last": lambda: lambda last_token, limit, _: Draft(mx.array([9] * limit)),
 }
 
 
-def text_of(mode: Mode | None, draft: Callable[[int, int, Choose], Draft], count: int) -> list[int]:
+def text_of(
+    mode: Mode | None, draft: Callable[[int, int, DraftSampler], Draft], count: int
+) -> list[int]:
     """One long text; greedy without a mode."""
     sampling = Sampling() if mode is None else Sampling(temperature=0.9, seed=5, mode=mode)
     model = TableModel(to_mx(TARGET))
@@ -230,4 +232,4 @@ def test_nothing_that_is_filtered_is_emitted_after_a_broken_draft(mode: Mode) ->
     decoder = Decoder(TableModel(to_mx(TARGET)), Fixed(Drafting(unlucky), 3), sampling)
     text = [START, *kit.ids_of(decoder.generate([START], 200))]
     best = np.argsort(-TARGET, axis=-1)[:, :2]
-    assert all(token in best[newest] for newest, token in itertools.pairwise(text))
+    assert all(token in best[last_token] for last_token, token in itertools.pairwise(text))

@@ -49,15 +49,15 @@ def chain(
 def p_of_steps(text: list[int], p: Floats) -> float:
     """How well the steps of a chain fit the distribution after each token."""
     after: dict[int, Counter[int]] = defaultdict(Counter)
-    for newest, token in zip([START, *text], text, strict=False):
-        after[newest][token] += 1
+    for last_token, token in zip([START, *text], text, strict=False):
+        after[last_token][token] += 1
     cells = [
-        (seen[token], seen.total() * p[newest, token])
-        for newest, seen in after.items()
+        (seen[token], seen.total() * p[last_token, token])
+        for last_token, seen in after.items()
         for token in range(VOCAB)
-        if p[newest, token] > 0
+        if p[last_token, token] > 0
     ]
-    assert all(p[newest, token] > 0 for newest, seen in after.items() for token in seen)
+    assert all(p[last_token, token] > 0 for last_token, seen in after.items() for token in seen)
     return chi_square(cells)
 
 

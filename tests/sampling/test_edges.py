@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from speculate import Sampling
-from speculate.protocols import Choice, Decision, Draft, Sampler
+from speculate.protocols import Draft, DraftToken, Sampler, Verification
 from speculate.sampling.options import MODES, Mode
 from speculate.sampling.sampler import SamplerFactory
 from tests.support.table_models import ints, to_mx, to_np
@@ -31,24 +31,24 @@ def rows(width: int, seed: int, dtype: mx.Dtype = mx.float32) -> mx.array:
     return to_mx(generator.normal(size=(DEPTH + 1, width)) * 3, dtype)
 
 
-def decide(subject: Sampler, target: mx.array, drafts: mx.array) -> tuple[Draft, Decision]:
+def decide(subject: Sampler, target: mx.array, drafts: mx.array) -> tuple[Draft, Verification]:
     """One round in which the proposer's rows are `drafts`."""
     picked = [subject.choose(drafts[index : index + 1], index) for index in range(DEPTH)]
-    draft = Draft(tokens_of(picked), [choice.law for choice in picked])
+    draft = Draft(tokens_of(picked), [choice.logprobs for choice in picked])
     return draft, subject.verify(mx.array([3], dtype=mx.uint32), draft, target)
 
 
-def tokens_of(picked: Sequence[Choice]) -> mx.array:
+def tokens_of(picked: Sequence[DraftToken]) -> mx.array:
     return mx.concatenate([choice.token for choice in picked]).astype(mx.uint32)
 
 
-def emitted(draft: Draft, decision: Decision) -> list[int]:
-    accepted = cast(int, decision.accepted.item())
+def emitted(draft: Draft, verification: Verification) -> list[int]:
+    accepted = cast(int, verification.accepted.item())
     assert 0 <= accepted <= draft.tokens.shape[0]
-    assert not mx.isnan(decision.logits).any().item()
-    for one in draft.laws:
+    assert not mx.isnan(verification.logits).any().item()
+    for one in draft.logprobs:
         assert one is None or not mx.isnan(one).any().item()
-    return [*ints(draft.tokens)[:accepted], ints(decision.tokens)[accepted]]
+    return [*ints(draft.tokens)[:accepted], ints(verification.tokens)[accepted]]
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_a_draft_outside_of_the_target_s_support_is_rejected(mode: Mode) -> None
     for seed in range(30):
         subject = sampler(Sampling(temperature=1.0, mode=mode), seed)
         certain = Draft(mx.array([60, 61], dtype=mx.uint32))
-        decision = subject.verify(mx.array([3], dtype=mx.uint32), certain, target)
-        tokens = emitted(certain, decision)
+        verification = subject.verify(mx.array([3], dtype=mx.uint32), certain, target)
+        tokens = emitted(certain, verification)
         assert len(tokens) == 1
         assert tokens[0] < 50
 
@@ -131,8 +131,8 @@ def test_a_token_that_the_filters_remove_is_rejected_even_if_it_is_likely_withou
     second = int(np.argsort(-to_np(target[0]))[1])
     subject = sampler(Sampling(temperature=1.0, top_k=1, mode=mode))
     certain = Draft(mx.array([second, 0], dtype=mx.uint32))
-    decision = subject.verify(mx.array([3], dtype=mx.uint32), certain, target)
-    assert emitted(certain, decision) == [int(to_np(target[0]).argmax())]
+    verification = subject.verify(mx.array([3], dtype=mx.uint32), certain, target)
+    assert emitted(certain, verification) == [int(to_np(target[0]).argmax())]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -140,8 +140,8 @@ def test_equal_distributions_keep_every_draft_and_never_run_out_of_a_residual(mo
     target = rows(8193, 1)
     for seed in range(10):
         subject = sampler(Sampling(temperature=1.0, mode=mode), seed)
-        draft, decision = decide(subject, target, target)
-        assert emitted(draft, decision)[:DEPTH] == ints(draft.tokens)
+        draft, verification = decide(subject, target, target)
+        assert emitted(draft, verification)[:DEPTH] == ints(draft.tokens)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -80,13 +80,13 @@ def test_scores_in_half_precision_are_reported_in_float32() -> None:
     logits = to_mx(table(1), mx.bfloat16)
     model = TableModel(logits)
     decoder = Decoder(model, Fixed(DraftModel(TableModel(logits)), 3), Sampling(temperature=1.0))
-    newest = 3
-    for token in decoder.generate([1, newest], 12):
-        row = np.array(logits[newest].astype(mx.float32)).astype(np.float64)
+    last_token = 3
+    for token in decoder.generate([1, last_token], 12):
+        row = np.array(logits[last_token].astype(mx.float32)).astype(np.float64)
         wanted = row - np.log(np.exp(row).sum())
         assert token.logprobs.dtype == mx.float32
         assert np.abs(np.array(token.logprobs) - wanted).max() < 1e-6
-        newest = token.id
+        last_token = token.id
 
 
 def test_the_top_scores_are_the_best_ones_in_order() -> None:

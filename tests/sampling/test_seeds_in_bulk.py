@@ -61,12 +61,12 @@ def test_the_text_is_what_log_probabilities_and_noise_say() -> None:
     setting = Setting(sampling=Sampling(temperature=0.9), depth=3)
     texts = decode(setting, 300, 4).beginnings(4)
     for seed, text in enumerate(texts):
-        newest = setting.start
+        last_token = setting.start
         for place, token in enumerate(text):
             noise = np.array(gumbel([key(seed, 1, 4 + place)], 8))[0]
-            scores = np.log(distribution(setting.target[newest], setting.sampling)) + noise
+            scores = np.log(distribution(setting.target[last_token], setting.sampling)) + noise
             assert scores[token] > scores.max() - 1e-5
-            newest = token
+            last_token = token
 
 
 def test_texts_of_neighbouring_seeds_are_independent() -> None:

@@ -13,7 +13,15 @@ import pytest
 
 from speculate import Adaptive
 from speculate.errors import OptionError
-from speculate.protocols import Costs, Hindsight, Outlook, Plan, Round, ToleratesFailures, UsesCosts
+from speculate.protocols import (
+    Costs,
+    DraftScore,
+    Forecast,
+    Plan,
+    Round,
+    SupportsCosts,
+    SupportsFailover,
+)
 from speculate.strategies.adaptive import PROBE_MIN_TOKENS
 from tests.support.simulated import PLAIN, Finder, Guesser, World
 
@@ -29,13 +37,13 @@ class Raising(Guesser):
         self.where = where
         self.asked = 0
 
-    def outlook(self) -> Outlook:
-        self._pass("outlook")
-        return Outlook(3, 16)
+    def forecast(self) -> Forecast:
+        self._pass("forecast")
+        return Forecast(3, 16)
 
-    def hindsight(self) -> Sequence[Hindsight]:
+    def scores(self) -> Sequence[DraftScore]:
         self._pass("hindsight")
-        return [Hindsight(3, 0, 1, 1)]
+        return [DraftScore(3, 0, 1, 1)]
 
     def _pass(self, where: str) -> None:
         self.asked += 1
@@ -54,7 +62,7 @@ def test_one_that_failed_is_left_alone_until_the_next_text_begins(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world, guesser, strategy = free()
-    assert isinstance(strategy, ToleratesFailures)
+    assert isinstance(strategy, SupportsFailover)
     world.run(strategy, 50)
     with caplog.at_level(logging.WARNING, logger="speculate"):
         strategy.failed(guesser, error := ValueError("out of memory"))
@@ -65,7 +73,7 @@ def test_one_that_failed_is_left_alone_until_the_next_text_begins(
     assert record.exc_info[1] is error
     assert {round.planned for round in world.run(strategy, 600)} == {0}
     # Costs are asked for after the prompt was taken in, where it may have failed as well.
-    strategy.missing_costs("key", 10, None)
+    strategy.needs_costs("key", 10, None)
     assert strategy.plan(None).proposer is None
     strategy.begin()
     assert strategy.plan(None).proposer is None  # the first round of any text
@@ -84,7 +92,7 @@ def test_when_one_failed_the_others_draft() -> None:
     assert {round.proposer for round in rounds[-10:]} == {"mtp", "draft"} - {who}
 
 
-@pytest.mark.parametrize("where", ["outlook", "hindsight"])
+@pytest.mark.parametrize("where", ["forecast", "hindsight"])
 def test_a_lookup_that_cannot_tell_is_left_alone_after_one_warning(
     where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,42 +114,42 @@ class Reporting(Guesser):
 
     def __init__(
         self,
-        outlook: object = Outlook(3, 16),
+        forecast: object = Forecast(3, 16),
         hindsight: object = (),
         behind: object = 0,
     ) -> None:
         super().__init__("lookup", 0.0, 1.0)
-        self._reported = outlook, hindsight, behind
+        self._reported = forecast, hindsight, behind
 
-    def outlook(self) -> Outlook:
-        return cast(Outlook, self._reported[0])
+    def forecast(self) -> Forecast:
+        return cast(Forecast, self._reported[0])
 
-    def hindsight(self) -> Sequence[Hindsight]:
-        return cast("Sequence[Hindsight]", self._reported[1])
+    def scores(self) -> Sequence[DraftScore]:
+        return cast("Sequence[DraftScore]", self._reported[1])
 
-    def behind(self) -> int:
+    def backlog(self) -> int:
         return cast(int, self._reported[2])
 
 
 NONSENSE: dict[str, tuple[Reporting, str]] = {
-    "no outlook": (Reporting(None), r"outlook\(\) .* NoneType"),
-    "a pair": (Reporting((3, 16)), r"outlook\(\) .* tuple"),
-    "kind -1": (Reporting(Outlook(-1, 4)), r"Outlook\.kind -1"),
-    "kind 2.5": (Reporting(Outlook(cast(int, 2.5), 4)), r"Outlook\.kind 2\.5"),
-    "kind by place": (Reporting(Outlook(10**400, 4)), r"Outlook\.kind 1000"),
-    "length -1": (Reporting(Outlook(2, -1)), r"Outlook\.length -1"),
-    "length nan": (Reporting(Outlook(2, cast(int, math.nan))), r"Outlook\.length nan"),
+    "no forecast": (Reporting(None), r"forecast\(\) .* NoneType"),
+    "a pair": (Reporting((3, 16)), r"forecast\(\) .* tuple"),
+    "kind -1": (Reporting(Forecast(-1, 4)), r"Forecast\.bucket -1"),
+    "kind 2.5": (Reporting(Forecast(cast(int, 2.5), 4)), r"Forecast\.bucket 2\.5"),
+    "kind by place": (Reporting(Forecast(10**400, 4)), r"Forecast\.bucket 1000"),
+    "length -1": (Reporting(Forecast(2, -1)), r"Forecast\.length -1"),
+    "length nan": (Reporting(Forecast(2, cast(int, math.nan))), r"Forecast\.length nan"),
     "no hindsight": (Reporting(hindsight=None), r"hindsight\(\) .* NoneType"),
     "numbers": (Reporting(hindsight=[(3, 0, 1, 1)]), r"hindsight\(\) .* tuple"),
-    "hindsight's kind": (Reporting(hindsight=[Hindsight(-1, 0, 1, 1)]), r"Hindsight\.kind -1"),
-    "position -1": (Reporting(hindsight=[Hindsight(3, -1, 1, 1)]), r"Hindsight\.position -1"),
-    "far position": (Reporting(hindsight=[Hindsight(3, 10**9, 1, 1)]), r"Hindsight\.position 10"),
-    "compared -1": (Reporting(hindsight=[Hindsight(3, 0, -1, 0)]), r"Hindsight\.compared -1"),
-    "right -1": (Reporting(hindsight=[Hindsight(3, 0, 1, -1)]), r"Hindsight\.right -1"),
-    "too much right": (Reporting(hindsight=[Hindsight(3, 0, 1, 2)]), r"Hindsight\.right 2"),
+    "hindsight's kind": (Reporting(hindsight=[DraftScore(-1, 0, 1, 1)]), r"DraftScore\.bucket -1"),
+    "position -1": (Reporting(hindsight=[DraftScore(3, -1, 1, 1)]), r"DraftScore\.position -1"),
+    "far position": (Reporting(hindsight=[DraftScore(3, 10**9, 1, 1)]), r"DraftScore\.position 10"),
+    "compared -1": (Reporting(hindsight=[DraftScore(3, 0, -1, 0)]), r"DraftScore\.compared -1"),
+    "right -1": (Reporting(hindsight=[DraftScore(3, 0, 1, -1)]), r"DraftScore\.right -1"),
+    "too much right": (Reporting(hindsight=[DraftScore(3, 0, 1, 2)]), r"DraftScore\.right 2"),
     "inf right": (
-        Reporting(hindsight=[Hindsight(3, 0, 1, cast(int, math.inf))]),
-        r"Hindsight\.right inf",
+        Reporting(hindsight=[DraftScore(3, 0, 1, cast(int, math.inf))]),
+        r"DraftScore\.right inf",
     ),
     "behind -1": (Reporting(behind=-1), r"behind\(\) -1"),
     "behind None": (Reporting(behind=None), r"behind\(\) None"),
@@ -167,9 +175,9 @@ def test_one_that_reports_nonsense_is_left_alone_and_the_warning_says_what_it_re
 @pytest.mark.parametrize(
     "lookup",
     [
-        Reporting(Outlook(0, 0)),
-        Reporting(Outlook(4, 10**9)),
-        Reporting(hindsight=(Hindsight(3, 15, 0, 0), Hindsight(3, 0, 10**6, 10**6))),
+        Reporting(Forecast(0, 0)),
+        Reporting(Forecast(4, 10**9)),
+        Reporting(hindsight=(DraftScore(3, 15, 0, 0), DraftScore(3, 0, 10**6, 10**6))),
         Reporting(behind=10**9),
     ],
     ids=["nothing", "endless", "much", "far behind"],
@@ -187,7 +195,7 @@ def test_one_that_reports_what_may_be_true_is_not_left_alone(
 def test_without_proposers_it_decodes_plainly(clock: str) -> None:
     strategy = Adaptive(clock="fixed") if clock == "fixed" else Adaptive()
     assert list(strategy.proposers) == []
-    assert not strategy.missing_costs("key", 100, None)
+    assert not strategy.needs_costs("key", 100, None)
     world = World()
     rounds = world.run(strategy, 600)
     assert {round.planned for round in rounds} == {0}
@@ -203,7 +211,17 @@ def test_a_clock_that_stops_or_runs_wild_breaks_nothing(seconds: float) -> None:
             who = None if plan.proposer is None else plan.proposer.name
             took = seconds if index % 3 else PLAIN
             strategy.observe(
-                Round(index, who, plan.depth, plan.depth, 0, 1, cut=False, seconds=took, asked=who)
+                Round(
+                    index,
+                    who,
+                    plan.depth,
+                    plan.depth,
+                    0,
+                    1,
+                    truncated=False,
+                    seconds=took,
+                    planned_proposer=who,
+                )
             )
 
 
@@ -250,38 +268,38 @@ def test_a_table_in_which_more_rows_take_less_is_no_reason_to_draft_more() -> No
 
 def test_costs_are_missing_once_for_each_length_of_context(tmp_path: Path) -> None:
     strategy = Adaptive(Guesser("mtp", 0.1, 0.9), cache_folder=tmp_path)
-    assert isinstance(strategy, UsesCosts)
-    assert strategy.missing_costs("key", 100, None)
-    strategy.take_costs(COSTS)
-    assert not strategy.missing_costs("key", 100, None)
-    assert not strategy.missing_costs("key", 256, 300)
-    assert strategy.missing_costs("key", 257, 300)
-    assert strategy.missing_costs("another", 100, 300)
+    assert isinstance(strategy, SupportsCosts)
+    assert strategy.needs_costs("key", 100, None)
+    strategy.set_costs(COSTS)
+    assert not strategy.needs_costs("key", 100, None)
+    assert not strategy.needs_costs("key", 256, 300)
+    assert strategy.needs_costs("key", 257, 300)
+    assert strategy.needs_costs("another", 100, 300)
     again = Adaptive(Guesser("mtp", 0.1, 0.9), cache_folder=tmp_path)
-    assert not again.missing_costs("key", 3, None)
+    assert not again.needs_costs("key", 3, None)
     assert again.plan(None) == Plan()
 
 
 def test_a_model_without_a_name_is_measured_in_every_process(tmp_path: Path) -> None:
     strategy = Adaptive(Guesser("mtp", 0.1, 0.9), cache_folder=tmp_path)
-    assert strategy.missing_costs(None, 100, None)
-    strategy.take_costs(COSTS)
-    assert not strategy.missing_costs(None, 100, None)
+    assert strategy.needs_costs(None, 100, None)
+    strategy.set_costs(COSTS)
+    assert not strategy.needs_costs(None, 100, None)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_short_texts_and_those_who_do_not_want_it_measure_nothing(tmp_path: Path) -> None:
     one = Guesser("mtp", 0.1, 0.9)
     short = Adaptive(one, cache_folder=tmp_path)
-    assert not short.missing_costs("key", 100, PROBE_MIN_TOKENS - 1)
-    assert short.missing_costs("key", 100, PROBE_MIN_TOKENS)
+    assert not short.needs_costs("key", 100, PROBE_MIN_TOKENS - 1)
+    assert short.needs_costs("key", 100, PROBE_MIN_TOKENS)
     others = [
         Adaptive(one, cache_folder=tmp_path, measure=False),
         Adaptive(one, cache_folder=tmp_path, costs=COSTS),
         Adaptive(one, cache_folder=tmp_path, clock="fixed"),
     ]
     for strategy in others:
-        assert not strategy.missing_costs("key", 100, None)
+        assert not strategy.needs_costs("key", 100, None)
 
 
 def test_what_was_measured_is_used_at_once(tmp_path: Path) -> None:
@@ -290,10 +308,10 @@ def test_what_was_measured_is_used_at_once(tmp_path: Path) -> None:
     depths = []
     for costs in (expensive, cheap):
         strategy = Adaptive(Guesser("mtp", 0.1, 0.9), cache_folder=tmp_path)
-        assert strategy.missing_costs("key" + str(costs), 100, None)
-        strategy.take_costs(costs)
+        assert strategy.needs_costs("key" + str(costs), 100, None)
+        strategy.set_costs(costs)
         assert strategy.plain_seconds == 0.02
         depths.append(strategy.plan(None).depth)
     assert depths[0] == 0
     assert depths[1] >= 2
-    assert cast(float, strategy.plan(None).predicted) > 1.5
+    assert cast(float, strategy.plan(None).predicted_speedup) > 1.5

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from speculate import Adaptive
-from speculate.protocols import Hindsight, Outlook, Round
+from speculate.protocols import DraftScore, Forecast, Round
 from speculate.strategies.acceptance import (
     MIN_ONSET_AFTER_COPY,
     PRIOR_ACCEPTANCE,
@@ -18,7 +18,7 @@ from speculate.strategies.acceptance import (
 from tests.support.simulated import FLAT, Finder, Guesser, World
 
 SEEDS: Final = range(5)
-NOTHING: Final = Outlook(0, 0)
+NOTHING: Final = Forecast(0, 0)
 
 
 def launching(finder: Finder, seed: int) -> World:
@@ -47,7 +47,7 @@ def test_where_nothing_begins_steps_are_launched_ahead(seed: int) -> None:
     world = launching(finder, seed)
     strategy = Adaptive(finder, costs=world.costs())
     world.run(strategy, 300)
-    assert all(round.asked is None for round in world.run(strategy, 300))
+    assert all(round.planned_proposer is None for round in world.run(strategy, 300))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -58,9 +58,9 @@ def test_where_a_copy_has_just_ended_the_next_one_is_awaited_for_a_while(seed: i
     rounds = world.run(Adaptive(finder, costs=world.costs()), 500)
     behind = [round for round in rounds if round.context >= 302]
     # Nothing began in this text: it was found from its first token on.
-    assert behind[0].asked == "lookup"
+    assert behind[0].planned_proposer == "lookup"
     assert not behind[0].drafted
-    assert all(round.asked is None for round in behind[80:])
+    assert all(round.planned_proposer is None for round in behind[80:])
 
 
 def test_a_copy_that_ended_makes_the_next_one_likely() -> None:
@@ -72,7 +72,7 @@ def test_a_copy_that_ended_makes_the_next_one_likely() -> None:
     assert found.probability < 0.001
     for _ in range(100):
         found.observe(NOTHING, plain=True)
-        found.observe(Outlook(2, 5), plain=True)
+        found.observe(Forecast(2, 5), plain=True)
     known = found.probability
     found.on_copy_end()
     assert found.probability == known > MIN_ONSET_AFTER_COPY
@@ -81,19 +81,19 @@ def test_a_copy_that_ended_makes_the_next_one_likely() -> None:
 def test_beginnings_are_counted_where_nothing_was_found_and_one_token_came() -> None:
     found = MatchOnset()
     for _ in range(200):
-        found.observe(Outlook(3, 5), plain=True)  # goes on, and does not begin
+        found.observe(Forecast(3, 5), plain=True)  # goes on, and does not begin
     assert found.probability == pytest.approx(0.05)
     for _ in range(200):
         found.observe(NOTHING, plain=True)
-        found.observe(Outlook(4, 5), plain=False)  # after a draft it is another position
+        found.observe(Forecast(4, 5), plain=False)  # after a draft it is another position
         found.observe(NOTHING, plain=True)
     assert found.probability < 0.001
     for _ in range(200):
         found.observe(NOTHING, plain=True)
-        found.observe(Outlook(2, 5), plain=True)
+        found.observe(Forecast(2, 5), plain=True)
     # From a place without: half of them are the second in a row, and begin nothing.
     assert found.probability > 0.9
-    assert found.kind == 2
+    assert found.bucket == 2
 
 
 class Scripted(Guesser):
@@ -103,11 +103,11 @@ class Scripted(Guesser):
         super().__init__("lookup", 0.0, 0.9)
         self._chances = chances
 
-    def outlook(self) -> Outlook:
+    def forecast(self) -> Forecast:
         return NOTHING
 
-    def hindsight(self) -> list[Hindsight]:
-        return [Hindsight(kind, 0, 100, round(100 * part)) for kind, part in self._chances.items()]
+    def scores(self) -> list[DraftScore]:
+        return [DraftScore(kind, 0, 100, round(100 * part)) for kind, part in self._chances.items()]
 
 
 def contender(chances: dict[int, float]) -> ProposerEstimate:

@@ -181,7 +181,7 @@ def test_a_proposer_that_always_abstains_does_not_keep_another_from_drafting(see
     world = World(mute, small, seed=seed)
     rounds = world.run(Adaptive(mute, small, costs=world.costs()), 600)
     assert first(rounds, "draft") < 16
-    assert sum(round.asked == "mtp" for round in rounds[20:]) < 6
+    assert sum(round.planned_proposer == "mtp" for round in rounds[20:]) < 6
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -210,8 +210,8 @@ def test_texts_that_end_in_the_middle_of_a_draft_do_not_make_drafts_shorter(stop
         rounds: list[Round] = []
         for _ in range(1600 // length):
             rounds += world.run(strategy, length, limit=not stops, stops=stops)
-        assert length > 16 or sum(round.cut for round in rounds) == 100
-        whole = [round for round in rounds if not round.cut]
+        assert length > 16 or sum(round.truncated for round in rounds) == 100
+        whole = [round for round in rounds if not round.truncated]
         found.append(deepest(whole[:10]))
         assert deepest(whole) == MAX_DEPTH
     # Neither do they keep them from growing.
@@ -226,7 +226,9 @@ def test_what_a_stop_token_kept_from_being_compared_was_not_wrong() -> None:
     world.run(strategy, 400)
     before = strategy.plan(None).depth
     for _ in range(40):
-        strategy.observe(Round(0, "mtp", 3, 3, 1, 1, cut=True, seconds=9.0, asked="mtp"))
+        strategy.observe(
+            Round(0, "mtp", 3, 3, 1, 1, truncated=True, seconds=9.0, planned_proposer="mtp")
+        )
     assert before > 1
     assert strategy.plan(None).depth >= before
     # Neither does the time of such a round say anything.

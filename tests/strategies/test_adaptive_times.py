@@ -177,7 +177,7 @@ def test_costs_of_another_day_are_taken_for_what_the_machine_does_today(
     CostStore(tmp_path).save("key", world.costs())
     world.pace *= pace
     strategy = Adaptive(guesser, cache_folder=tmp_path)
-    assert not strategy.missing_costs("key", 200, None)
+    assert not strategy.needs_costs("key", 200, None)
     rounds = world.run(strategy, 300)
     assert plans(rounds[:2]) == [(None, 0), (None, 0)]
     assert world.share(rounds[2:]) > 0.9
@@ -218,7 +218,7 @@ def test_a_caller_that_takes_its_time_does_not_make_plain_decoding_free(seed: in
     slow = World(guesser, seed=seed)
     for round in world.run(strategy, 40):
         # What was launched ahead is done when the caller comes back.
-        late = attrs.evolve(round, seconds=0.01 * PLAIN, ahead=3 * PLAIN)
+        late = attrs.evolve(round, seconds=0.01 * PLAIN, overlapped_seconds=3 * PLAIN)
         strategy.observe(round if round.proposer else late)
     assert strategy.plain_seconds == pytest.approx(PLAIN, rel=0.1)
     guesser.right = 0.9
@@ -230,5 +230,7 @@ def test_a_caller_that_takes_some_time_is_part_of_a_step_s() -> None:
     world, _, strategy = settled(0.05, 0.3)
     for round in world.run(strategy, 40):
         if round.proposer is None:
-            strategy.observe(attrs.evolve(round, seconds=0.7 * PLAIN, ahead=0.3 * PLAIN))
+            strategy.observe(
+                attrs.evolve(round, seconds=0.7 * PLAIN, overlapped_seconds=0.3 * PLAIN)
+            )
     assert strategy.plain_seconds == pytest.approx(PLAIN, rel=0.1)

@@ -34,10 +34,10 @@ def round_of(emitted: int, asked: str | None = "mtp", planned: int = 2) -> Round
         drafted=drafted,
         accepted=emitted - 1,
         emitted=emitted,
-        cut=False,
+        truncated=False,
         seconds=0.02,
         context=100,
-        asked=asked,
+        planned_proposer=asked,
     )
 
 
@@ -83,7 +83,7 @@ def test_a_plain_round_that_was_under_way_is_not_taken_for_the_trial() -> None:
 def test_a_trial_that_was_cut_short_says_nothing_nor_does_one_of_another_text() -> None:
     budget = ExplorationBudget()
     assert budget.spend(EXPLORED, 0.5, OTHER)
-    budget.observe(attrs.evolve(round_of(1), cut=True))
+    budget.observe(attrs.evolve(round_of(1), truncated=True))
     assert budget.balance == pytest.approx(INITIAL_BALANCE_STEPS - 0.5)
     budget = ExplorationBudget()
     assert budget.spend(EXPLORED, 0.5, OTHER)

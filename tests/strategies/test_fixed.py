@@ -13,7 +13,7 @@ from speculate.protocols import Plan, Round, Strategy
 from speculate.strategies.fixed import MAX_DEPTH
 from speculate.testing import ScriptedProposer
 
-ROUND = Round(index=0, proposer="one", planned=3, drafted=3, accepted=0, emitted=1, cut=False)
+ROUND = Round(index=0, proposer="one", planned=3, drafted=3, accepted=0, emitted=1, truncated=False)
 
 
 def proposer() -> ScriptedProposer:

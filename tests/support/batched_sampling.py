@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculate import Sampling
-from speculate.protocols import Choice, Draft
+from speculate.protocols import Draft, DraftToken
 from speculate.sampling import noise
 from speculate.sampling.acceptance import (
     AcceptanceRule,
@@ -105,11 +105,11 @@ class Setting:
         rows = zip(self.p, self.q, strict=True)
         return np.stack([overlap(mode, p, q, certain=certain) for p, q in rows])
 
-    def certain(self, newest: int) -> int:
+    def certain(self, last_token: int) -> int:
         """What is drafted where nothing is drawn."""
         if self.drafter == "greedy":
-            return int(self.drafts[newest].argmax())
-        return (newest + 1) % len(self.target)
+            return int(self.drafts[last_token].argmax())
+        return (last_token + 1) % len(self.target)
 
 
 @attrs.frozen(eq=False)
@@ -175,21 +175,23 @@ def _text(setting: Setting, seed: mx.array, start: mx.array, rounds: int) -> lis
     return [mx.stack(list(part)) for part in zip(*found, strict=True)]
 
 
-def _draft(setting: Setting, rule: AcceptanceRule, newest: mx.array, position: mx.array) -> Draft:
+def _draft(
+    setting: Setting, rule: AcceptanceRule, last_token: mx.array, position: mx.array
+) -> Draft:
     if setting.drafter != "sampled":
         after = mx.array([setting.certain(token) for token in range(len(setting.target))])
-        tokens = [newest]
+        tokens = [last_token]
         for _ in range(setting.depth):
             tokens.append(after[tokens[-1]].astype(mx.uint32))
         return Draft(mx.concatenate(tokens[1:]))
     table_of_drafts = to_mx(setting.drafts)
-    choices: list[Choice] = []
+    choices: list[DraftToken] = []
     for index in range(setting.depth):
         where = cast(int, position + 1 + index)
-        choices.append(rule.choose(table_of_drafts[newest], where))
-        newest = choices[-1].token.astype(mx.uint32)
+        choices.append(rule.choose(table_of_drafts[last_token], where))
+        last_token = choices[-1].token.astype(mx.uint32)
     tokens = [choice.token.astype(mx.uint32) for choice in choices]
-    return Draft(mx.concatenate(tokens), [choice.law for choice in choices])
+    return Draft(mx.concatenate(tokens), [choice.logprobs for choice in choices])
 
 
 def _processed(sampling: Sampling, block: mx.array, rows: mx.array) -> mx.array:

@@ -10,12 +10,11 @@ from typing_extensions import override
 
 from speculate import Sampling
 from speculate._mx import log_softmax
-from speculate.protocols import Choice, Draft
+from speculate.protocols import Draft, DraftToken, Verification
 from speculate.sampling.acceptance import (
     AcceptanceRule,
     BlockVerification,
     Rejection,
-    Verification,
     accepted_prefix,
     at,
     draft_probabilities,
@@ -40,10 +39,10 @@ class PlainRejection:
     def __init__(self, sampling: Sampling, seed: int) -> None:
         self._distribution = Distribution(sampling, seed)
 
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
+    def choose(self, logits: mx.array, position: int, /) -> DraftToken:
         scores = self._distribution.log_weights(logits, [position])
         token = mx.argmax(scores + self.noise(DRAWS, [position], logits.shape[-1]), axis=-1)
-        return Choice(token, self.draft_distribution(logits, scores))
+        return DraftToken(token, self.draft_distribution(logits, scores))
 
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
         p = mx.softmax(self._distribution.log_weights(logits, positions), axis=-1)
@@ -52,7 +51,7 @@ class PlainRejection:
         coins = self.coins(positions[:k], draft.tokens, p.shape[-1])
         accepted = accepted_prefix(coins * at(q, draft.tokens) < at(p[:k], draft.tokens))
         own = self.after_drafts(mx.maximum(p[:k] - q, 0), p[k:], positions)
-        return Verification(accepted, own)
+        return Verification(accepted, own, logits)
 
     def draft_distribution(self, logits: mx.array, scores: mx.array) -> mx.array:
         return log_softmax(scores)
@@ -121,12 +120,14 @@ class AnyDistributionIsBelieved(PlainRejection):
         k = draft.tokens.shape[0]
         q = mx.exp(
             mx.concatenate(
-                [distribution for distribution in draft.laws if distribution is not None]
+                [distribution for distribution in draft.logprobs if distribution is not None]
             )
         )
         coins = self.coins(positions[:k], draft.tokens, p.shape[-1])
         accepted = accepted_prefix(coins * at(q, draft.tokens) < at(p[:k], draft.tokens))
-        return Verification(accepted, self.after_drafts(mx.maximum(p[:k] - q, 0), p[k:], positions))
+        return Verification(
+            accepted, self.after_drafts(mx.maximum(p[:k] - q, 0), p[k:], positions), logits
+        )
 
 
 @final
@@ -149,7 +150,7 @@ class RestIsTheTarget(PlainRejection):
         verified = super().verify(logits, positions, draft)
         p = mx.softmax(self._distribution.log_weights(logits, positions), axis=-1)
         k = draft.tokens.shape[0]
-        return Verification(verified.accepted, self.after_drafts(p[:k], p[k:], positions))
+        return Verification(verified.accepted, self.after_drafts(p[:k], p[k:], positions), logits)
 
 
 @final
@@ -168,7 +169,7 @@ class AcceptIfMostLikely(PlainRejection):
     @override
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:
         best = most_likely(logits)
-        return Verification(accepted_prefix(best[:-1] == draft.tokens), best)
+        return Verification(accepted_prefix(best[:-1] == draft.tokens), best, logits)
 
 
 @final
@@ -182,7 +183,7 @@ class SameNoiseAtEachPlace(PlainRejection):
             + self.noise(DRAWS, [0 * place for place in positions], logits.shape[-1]),
             axis=-1,
         )
-        return Verification(accepted_prefix(tokens[:-1] == draft.tokens), tokens)
+        return Verification(accepted_prefix(tokens[:-1] == draft.tokens), tokens, logits)
 
 
 def same_noise_each_round(sampling: Sampling, seed: int) -> AcceptanceRule:
@@ -196,7 +197,7 @@ class _Frozen:
     def __init__(self, rule: Rejection | BlockVerification) -> None:
         self._rule = rule
 
-    def choose(self, logits: mx.array, position: int, /) -> Choice:
+    def choose(self, logits: mx.array, position: int, /) -> DraftToken:
         return self._rule.choose(logits, position)
 
     def verify(self, logits: mx.array, positions: Sequence[int], draft: Draft, /) -> Verification:

@@ -10,7 +10,7 @@ import attrs
 import mlx.core as mx
 
 from speculate._mx import to_ints
-from speculate.protocols import Choice, Commit, Proposer, Verdict
+from speculate.protocols import Commit, DraftToken, Proposer, Verdict
 from tests.support.recording import WatchedProposer
 
 FORECAST: Final = 16
@@ -58,7 +58,7 @@ class Scan:
             place += 1
         return copied[len(text) :]
 
-    def hindsight(self, text: Sequence[int], start: int) -> Counter[tuple[int, int, bool]]:
+    def scores(self, text: Sequence[int], start: int) -> Counter[tuple[int, int, bool]]:
         """How often drafts were right and wrong: by kind, position, and whether.
 
         Args:
@@ -75,17 +75,17 @@ class Scan:
         return found
 
 
-def no_choice(_: mx.array, __: int) -> Choice:
+def no_choice(_: mx.array, __: int) -> DraftToken:
     raise AssertionError("a lookup has no logits")
 
 
 def commit_of(
-    ids: Sequence[int], newest: int | None = None, verdict: tuple[int, int] | None = None
+    ids: Sequence[int], bonus: int | None = None, verdict: tuple[int, int] | None = None
 ) -> Commit:
     """A commit as a decoder makes it."""
     hidden = mx.zeros((1, len(ids), 1))
     said = None if verdict is None else Verdict("somebody", *verdict)
-    return Commit(mx.array(list(ids), dtype=mx.uint32), hidden, said, ids, newest)
+    return Commit(mx.array(list(ids), dtype=mx.uint32), hidden, said, ids, bonus)
 
 
 def generate(proposer: Proposer, text: Sequence[int], rounds: Iterable[int]) -> None:
@@ -103,9 +103,11 @@ def generate(proposer: Proposer, text: Sequence[int], rounds: Iterable[int]) -> 
             proposer.commit(commit_of(ids, text[start] if known else None, verdict))
 
 
-def asked(proposer: Proposer, newest: int, limit: int) -> list[int]:
+def asked(proposer: Proposer, last_token: int, limit: int) -> list[int]:
     """Its draft after a token."""
-    return to_ints(proposer.propose(mx.array([newest], dtype=mx.uint32), limit, no_choice).tokens)
+    return to_ints(
+        proposer.propose(mx.array([last_token], dtype=mx.uint32), limit, no_choice).tokens
+    )
 
 
 def check_lookup(
@@ -113,7 +115,7 @@ def check_lookup(
 ) -> None:
     """Every draft is what a scan of the sequence finds, without its first `start` tokens."""
     assert watched.drafts
-    for length, newest, ids in watched.drafts:
-        seen = [*text[start:length], newest]
+    for length, last_token, ids in watched.drafts:
+        seen = [*text[start:length], last_token]
         assert seen == list(text[start : length + 1])
         assert ids in [scan.draft(seen, limit) for limit in limits]

@@ -108,12 +108,12 @@ def round_by_token(p: Floats, shared: Floats, start: int, depth: int) -> dict[Ou
     found: dict[Outcome, float] = {}
 
     def walk(path: Outcome, weight: float) -> None:
-        newest = path[-1] if path else start
-        own = p[newest] if len(path) == depth else p[newest] - shared[newest]
+        last_token = path[-1] if path else start
+        own = p[last_token] if len(path) == depth else p[last_token] - shared[last_token]
         for token, chance in enumerate(own):
             found[(*path, token)] = weight * chance
         if len(path) < depth:
-            for token, chance in enumerate(shared[newest]):
+            for token, chance in enumerate(shared[last_token]):
                 if chance > 0:
                     walk((*path, token), weight * chance)
 

@@ -15,20 +15,20 @@ from tests.support.recording import WatchedProposer
 def check_draft_model(draft: str, text: Sequence[int], watched: WatchedProposer) -> None:
     """Every draft is what the model says after a cold prefill of the text so far."""
     assert watched.drafts
-    for length, newest, ids in watched.drafts:
-        assert [*text[:length], newest] == list(text[: length + 1])
+    for length, last_token, ids in watched.drafts:
+        assert [*text[:length], last_token] == list(text[: length + 1])
         # Right where each token is what the text and the draft before it call for.
         seen = [*text[: length + 1], *ids[:-1]]
         logits = kit.cold(draft, tuple(seen))[0][length:]
         assert ids == to_ints(most_likely(logits))
 
 
-def ideal_of_head(name: kit.Tiny, text: Sequence[int], newest: int, depth: int) -> list[int]:
+def ideal_of_head(name: kit.Tiny, text: Sequence[int], last_token: int, depth: int) -> list[int]:
     """What a head chains after a sequence that it is fed at once."""
     model = name.model
     assert model.head is not None
     hidden = model.forward(mx.array([text]), model.make_cache()).hidden
-    tokens = mx.array([[*text[1:], newest]])
+    tokens = mx.array([[*text[1:], last_token]])
     cache = model.head.make_cache()
     ids: list[int] = []
     while len(ids) < depth:
@@ -41,8 +41,8 @@ def ideal_of_head(name: kit.Tiny, text: Sequence[int], newest: int, depth: int) 
 def check_head(tiny: kit.Tiny, text: Sequence[int], watched: WatchedProposer) -> None:
     """Every draft is what the head chains to after it took in the whole text at once."""
     assert watched.drafts
-    for length, newest, ids in watched.drafts:
+    for length, last_token, ids in watched.drafts:
         if length:
-            assert ids == ideal_of_head(tiny, text[:length], newest, len(ids))
+            assert ids == ideal_of_head(tiny, text[:length], last_token, len(ids))
         else:
             assert ids == []

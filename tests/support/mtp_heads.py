@@ -64,7 +64,7 @@ class KnowingHead:
         return Forward(logits[None], hidden)
 
     def rows(self) -> list[Row]:
-        """Every row of the newest cache."""
+        """Every row of the last_token cache."""
         layer = self.caches[-1]
         if layer.keys is None:
             return []

@@ -20,7 +20,7 @@ from speculate.protocols import (
     Rollbackable,
     Round,
     Strategy,
-    ToleratesFailures,
+    SupportsFailover,
 )
 from tests.support import reference as kit
 from tests.support import tiny
@@ -102,7 +102,7 @@ class WildClock:
         failures: Names of those that raised in this text.
     """
 
-    def __init__(self, inner: ToleratesFailures, dice: random.Random) -> None:
+    def __init__(self, inner: SupportsFailover, dice: random.Random) -> None:
         self._inner = inner
         self._dice = dice
         self.failures: list[str] = []

@@ -12,9 +12,9 @@ import mlx.core as mx
 from speculate import SpeculativeModel
 from speculate._mx import to_ints
 from speculate.protocols import (
-    Choose,
     Commit,
     Draft,
+    DraftSampler,
     Forward,
     MTPHead,
     Plan,
@@ -94,7 +94,9 @@ class PassingModel:
     def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
         return self.inner.adopt(cache)
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         return self.inner.forward(tokens, cache)
 
 
@@ -104,7 +106,7 @@ class WatchedModel(PassingModel):
 
     Attributes:
         widths: Tokens of each forward.
-        cache: What the newest forward was fed into.
+        cache: What the last_token forward was fed into.
     """
 
     def __init__(self, model: SpeculativeModel, tick: Tick = quiet, place: str = "target") -> None:
@@ -114,7 +116,9 @@ class WatchedModel(PassingModel):
         self.widths: list[int] = []
         self.cache: Sequence[object] = ()
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         self._tick(self._place)
         out = self.inner.forward(tokens, cache)
         self.widths.append(tokens.shape[1])
@@ -123,7 +127,7 @@ class WatchedModel(PassingModel):
         return out
 
     def lengths(self) -> set[int]:
-        """Tokens in each layer of the newest cache."""
+        """Tokens in each layer of the last_token cache."""
         return {layer.length() for layer in self.cache if isinstance(layer, Rollbackable)}
 
 
@@ -146,7 +150,9 @@ class GuidedModel(PassingModel):
         self._text = list(text)
         self._wrong = wrong
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         out = self.inner.forward(tokens, cache)
         length = max(layer.length() for layer in cache if isinstance(layer, Rollbackable))
         said = said_at(self._text, length, self._wrong)
@@ -183,7 +189,7 @@ class WatchedProposer:
     """A proposer whose calls are counted, and whose drafts are remembered.
 
     Attributes:
-        drafts: Length of the text before the newest token, the newest token, and the draft.
+        drafts: Length of the text before the last_token token, the last_token token, and the draft.
         commits: Tokens, drafted and accepted of each commit; -1 where there was no verdict.
         begins: Positions of the texts that it was told to forget.
     """
@@ -203,10 +209,10 @@ class WatchedProposer:
         self._tick("attach")
         self.inner.attach(target)
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self._tick("begin")
         self.begins.append(position)
-        self.inner.begin(position)
+        self.inner.begin(position, history)
 
     def position(self) -> int:
         return self.inner.position()
@@ -219,10 +225,10 @@ class WatchedProposer:
         self.inner.commit(commit)
         self._tick("commit done")
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
         self._tick("propose")
-        draft = self.inner.propose(newest, limit, choose)
-        self.drafts.append((self.position(), to_ints(newest)[0], to_ints(draft.tokens)))
+        draft = self.inner.propose(last_token, limit, choose)
+        self.drafts.append((self.position(), to_ints(last_token)[0], to_ints(draft.tokens)))
         self._tick("propose done")
         return draft
 
@@ -243,6 +249,9 @@ class WatchedStrategy:
     @property
     def proposers(self) -> Sequence[Proposer]:
         return self._inner.proposers
+
+    def begin(self) -> None:
+        self._inner.begin()
 
     def plan(self, remaining: int | None, /) -> Plan:
         self._tick("plan")

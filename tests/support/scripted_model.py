@@ -23,7 +23,9 @@ class Saying(PassingModel):
         super().__init__(kit.get("qwen3_5").model)
         self._text = text
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         out = self.inner.forward(tokens, cache)
         end = max(layer.length() for layer in cache if isinstance(layer, Rollbackable))
         said = [said_at(self._text, end - i, ()) or 0 for i in reversed(range(tokens.shape[1]))]

@@ -14,12 +14,12 @@ import mlx.core as mx
 
 from speculate import SpeculativeModel
 from speculate.protocols import (
-    Choose,
     Commit,
     Costs,
     Draft,
-    Hindsight,
-    Outlook,
+    DraftSampler,
+    DraftScore,
+    Forecast,
     Plan,
     Proposer,
     Round,
@@ -62,7 +62,7 @@ class Guesser:
     def attach(self, target: SpeculativeModel, /) -> None:
         """Needs no target."""
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         """Remembers nothing."""
 
     def position(self) -> int:
@@ -71,7 +71,7 @@ class Guesser:
     def commit(self, commit: Commit, /) -> None:
         """Remembers nothing."""
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
         raise AssertionError("a strategy never drafts itself")
 
     def settle(self) -> None:
@@ -94,15 +94,15 @@ class Finder(Guesser):
         super().__init__("lookup", 0.0, right, longest=16)
         self._kind = kind
         self._open: list[tuple[int, int]] = []  # where a draft began, and how long it is right
-        self._found: list[Hindsight] = []
+        self._found: list[DraftScore] = []
         self._place = 0
         self.finds: Callable[[int], bool] = lambda place: True
 
-    def outlook(self) -> Outlook:
+    def forecast(self) -> Forecast:
         found = self.finds(self._place)
-        return Outlook(self._kind, self.longest) if found else Outlook(0, 0)
+        return Forecast(self._kind, self.longest) if found else Forecast(0, 0)
 
-    def hindsight(self) -> Sequence[Hindsight]:
+    def scores(self) -> Sequence[DraftScore]:
         found, self._found = self._found, []
         return found
 
@@ -115,7 +115,7 @@ class Finder(Guesser):
             for start, worth in self._open:
                 position = place - start
                 right = position < worth
-                self._found.append(Hindsight(self._kind, position, 1, int(right)))
+                self._found.append(DraftScore(self._kind, position, 1, int(right)))
                 if right and position + 1 < self.longest:
                     still.append((start, worth))
             self._open = still
@@ -139,12 +139,12 @@ class Sleeper(Guesser):
         self.row = row
         self.missed = missed
 
-    def behind(self) -> int:
+    def backlog(self) -> int:
         return self.missed if self.missed > 12 else 0
 
     def catch_up(self) -> float:
         """Take everything in: the time of it, in plain rounds."""
-        rows, self.missed = self.behind(), 0
+        rows, self.missed = self.backlog(), 0
         return rows * self.row * self.step
 
     def follow(self, emitted: int) -> float:
@@ -266,7 +266,7 @@ class World:
     ) -> Round:
         guesser = None if proposer is None else self.proposers[proposer.name]
         drafted = 0 if guesser is None else min(planned, guesser.longest)
-        if isinstance(guesser, Finder) and not guesser.outlook().length:
+        if isinstance(guesser, Finder) and not guesser.forecast().length:
             drafted = 0
         if limit:
             drafted = min(drafted, left - 1)
@@ -289,8 +289,8 @@ class World:
             drafted=drafted,
             accepted=min(right, emitted),
             emitted=emitted,
-            cut=ends and emitted == left,
+            truncated=ends and emitted == left,
             seconds=seconds * max(self._dice.gauss(1.0, self._noise), 0.5),
             context=context,
-            asked=None if guesser is None or (limit and left == 1) else guesser.name,
+            planned_proposer=None if guesser is None or (limit and left == 1) else guesser.name,
         )

@@ -88,7 +88,7 @@ def use(models: dict[str, Any]) -> None:
         mx.eval(driven.forward(batch(PROMPT), stock).logits)
         adopted = driven.adopt(stock)
         for layer in adopted:
-            layer.hand_back()
+            layer.release()
 
 
 def main(path: str, mode: str) -> None:

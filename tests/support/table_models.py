@@ -13,7 +13,7 @@ from speculate import SpeculativeModel
 from speculate.backends.adopt import adopt
 from speculate.backends.group import group_of, join
 from speculate.backends.kv import RewindableKVCache
-from speculate.protocols import Choose, Commit, Draft, Forward, MTPHead, Rollbackable
+from speculate.protocols import Commit, Draft, DraftSampler, Forward, MTPHead, Rollbackable
 from tests.support.exact_distributions import Floats
 
 VOCAB: Final = 8
@@ -90,7 +90,9 @@ class TableModel:
     def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
         return adopt(cache)
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         group = group_of(cache)
         assert group is not None
         with group.block(tokens) as fed:
@@ -139,7 +141,7 @@ class LookupProposer:
     def attach(self, target: SpeculativeModel, /) -> None:
         """Drafts for any model."""
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self._position = position
 
     def position(self) -> int:
@@ -148,8 +150,8 @@ class LookupProposer:
     def commit(self, commit: Commit, /) -> None:
         self._position += commit.tokens.shape[0]
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        tokens = [newest]
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        tokens = [last_token]
         for _ in range(limit):
             tokens.append(self._after[tokens[-1]])
         return Draft(mx.concatenate(tokens[1:]))
@@ -164,14 +166,14 @@ class Drafting:
 
     name: Final = "drafting"
 
-    def __init__(self, draft: Callable[[int, int, Choose], Draft]) -> None:
+    def __init__(self, draft: Callable[[int, int, DraftSampler], Draft]) -> None:
         self._draft = draft
         self._position = 0
 
     def attach(self, target: SpeculativeModel, /) -> None:
         """Drafts for any model."""
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self._position = position
 
     def position(self) -> int:
@@ -180,8 +182,8 @@ class Drafting:
     def commit(self, commit: Commit, /) -> None:
         self._position += commit.tokens.shape[0]
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        return self._draft(cast(int, newest.item()), limit, choose)
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        return self._draft(cast(int, last_token.item()), limit, choose)
 
     def settle(self) -> None:
         """Has no cache."""

@@ -102,7 +102,9 @@ class InBlocks(Around):
         super().__init__(inner)
         self.change = change
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> Forward:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
         out = super().forward(tokens, cache)
         if tokens.shape[1] == 1:
             return out

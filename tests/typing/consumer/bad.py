@@ -8,25 +8,36 @@ import mlx.core as mx
 
 import speculate as sp
 from speculate import SpeculativeModel
-from speculate.protocols import Choose, Commit, Draft, Observer, Plan, Proposer, Round, Strategy
+from speculate.protocols import (
+    Commit,
+    Draft,
+    DraftSampler,
+    Observer,
+    Plan,
+    Proposer,
+    Round,
+    Strategy,
+)
 
 
 class NoSettle:
     name = "no settle"
 
     def attach(self, target: SpeculativeModel, /) -> None: ...
-    def begin(self, position: int, /) -> None: ...
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None: ...
     def position(self) -> int:
         return 0
 
     def commit(self, commit: Commit, /) -> None: ...
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        return Draft(newest)
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        return Draft(last_token)
 
 
 class ListsDrafts(NoSettle):
     def settle(self) -> None: ...
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> list[int]:  # wrong
+    def propose(
+        self, last_token: mx.array, limit: int, choose: DraftSampler, /
+    ) -> list[int]:  # wrong
         return [1]
 
 
@@ -36,13 +47,13 @@ class NumberedName:
         return 1
 
     def attach(self, target: SpeculativeModel, /) -> None: ...
-    def begin(self, position: int, /) -> None: ...
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None: ...
     def position(self) -> int:
         return 0
 
     def commit(self, commit: Commit, /) -> None: ...
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        return Draft(newest)
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        return Draft(last_token)
 
     def settle(self) -> None: ...
 
@@ -60,6 +71,9 @@ class PlansNumbers:
     def proposers(self) -> Sequence[Proposer]:
         return ()
 
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
+
     def plan(self, remaining: int | None, /) -> int:
         return 3
 
@@ -75,7 +89,9 @@ class HalfAModel:
     head = None
     vocabulary = None
 
-    def forward(self, tokens: mx.array, cache: Sequence[object], /) -> mx.array:
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> mx.array:
         return tokens
 
 

@@ -11,9 +11,9 @@ import speculate as sp
 from speculate import SpeculativeModel
 from speculate.integrations.mlx_lm import mtp_generate_step
 from speculate.protocols import (
-    Choose,
     Commit,
     Draft,
+    DraftSampler,
     Observer,
     Plan,
     Proposer,
@@ -25,7 +25,7 @@ from speculate.protocols import (
 
 @final
 class Repeats:
-    """Drafts the newest token again."""
+    """Drafts the last_token token again."""
 
     def __init__(self) -> None:
         self._position = 0
@@ -36,7 +36,7 @@ class Repeats:
 
     def attach(self, target: SpeculativeModel, /) -> None: ...
 
-    def begin(self, position: int, /) -> None:
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self._position = position
 
     def position(self) -> int:
@@ -45,8 +45,8 @@ class Repeats:
     def commit(self, commit: Commit, /) -> None:
         self._position += len(commit.ids)
 
-    def propose(self, newest: mx.array, limit: int, choose: Choose, /) -> Draft:
-        return Draft(mx.broadcast_to(newest, (limit,)))
+    def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
+        return Draft(mx.broadcast_to(last_token, (limit,)))
 
     def settle(self) -> None: ...
 
@@ -62,6 +62,9 @@ class EveryOther:
     @property
     def proposers(self) -> Sequence[Proposer]:
         return [self._proposer]
+
+    def begin(self) -> None:
+        """Start a sequence: nothing to reset."""
 
     def plan(self, remaining: int | None, /) -> Plan:
         self._turn = not self._turn

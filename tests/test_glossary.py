@@ -42,10 +42,7 @@ RETIRED: Final[Mapping[str, str]] = {
 }
 """What is not said, as a pattern of whole words, and what to say instead."""
 
-EXCEPTIONS: Final[Mapping[tuple[str, str], str]] = {
-    ("speculate/strategies/checking.py", "an Outlook"): "the name of a class",
-    ("speculate/strategies/checking.py", "a Hindsight"): "the name of a class",
-}
+EXCEPTIONS: Final[Mapping[tuple[str, str], str]] = {}
 """(file, passage) that may use a retired word, and the reason."""
 
 RETIRED_NAMES: Final[frozenset[str]] = frozenset(

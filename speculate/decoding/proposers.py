@@ -192,8 +192,8 @@ def _check_logprobs(name: str, draft: Draft) -> None:
     count = draft.tokens.shape[0]
     if len(logprobs) not in (0, count):
         raise SpeculateError(
-            f"{name} returned {len(logprobs)} entries in Draft.logprobs for {count} tokens: it must "
-            "be empty or have one entry per token, None for a token drafted with certainty"
+            f"{name} returned {len(logprobs)} entries in Draft.logprobs for {count} tokens: it "
+            "must be empty or have one entry per token, None for one drafted with certainty"
         )
     for row in logprobs:
         if row is None:

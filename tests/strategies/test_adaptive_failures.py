@@ -42,7 +42,7 @@ class Raising(Guesser):
         return Forecast(3, 16)
 
     def scores(self) -> Sequence[DraftScore]:
-        self._pass("hindsight")
+        self._pass("scores")
         return [DraftScore(3, 0, 1, 1)]
 
     def _pass(self, where: str) -> None:
@@ -92,7 +92,7 @@ def test_when_one_failed_the_others_draft() -> None:
     assert {round.proposer for round in rounds[-10:]} == {"mtp", "draft"} - {who}
 
 
-@pytest.mark.parametrize("where", ["forecast", "hindsight"])
+@pytest.mark.parametrize("where", ["forecast", "scores"])
 def test_a_lookup_that_cannot_tell_is_left_alone_after_one_warning(
     where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -115,11 +115,11 @@ class Reporting(Guesser):
     def __init__(
         self,
         forecast: object = Forecast(3, 16),
-        hindsight: object = (),
+        scores: object = (),
         behind: object = 0,
     ) -> None:
         super().__init__("lookup", 0.0, 1.0)
-        self._reported = forecast, hindsight, behind
+        self._reported = forecast, scores, behind
 
     def forecast(self) -> Forecast:
         return cast(Forecast, self._reported[0])
@@ -139,21 +139,21 @@ NONSENSE: dict[str, tuple[Reporting, str]] = {
     "kind by place": (Reporting(Forecast(10**400, 4)), r"Forecast\.bucket 1000"),
     "length -1": (Reporting(Forecast(2, -1)), r"Forecast\.length -1"),
     "length nan": (Reporting(Forecast(2, cast(int, math.nan))), r"Forecast\.length nan"),
-    "no hindsight": (Reporting(hindsight=None), r"hindsight\(\) .* NoneType"),
-    "numbers": (Reporting(hindsight=[(3, 0, 1, 1)]), r"hindsight\(\) .* tuple"),
-    "hindsight's kind": (Reporting(hindsight=[DraftScore(-1, 0, 1, 1)]), r"DraftScore\.bucket -1"),
-    "position -1": (Reporting(hindsight=[DraftScore(3, -1, 1, 1)]), r"DraftScore\.position -1"),
-    "far position": (Reporting(hindsight=[DraftScore(3, 10**9, 1, 1)]), r"DraftScore\.position 10"),
-    "compared -1": (Reporting(hindsight=[DraftScore(3, 0, -1, 0)]), r"DraftScore\.compared -1"),
-    "right -1": (Reporting(hindsight=[DraftScore(3, 0, 1, -1)]), r"DraftScore\.right -1"),
-    "too much right": (Reporting(hindsight=[DraftScore(3, 0, 1, 2)]), r"DraftScore\.right 2"),
+    "no scores": (Reporting(scores=None), r"scores\(\) .* NoneType"),
+    "numbers": (Reporting(scores=[(3, 0, 1, 1)]), r"scores\(\) .* tuple"),
+    "scores's kind": (Reporting(scores=[DraftScore(-1, 0, 1, 1)]), r"DraftScore\.bucket -1"),
+    "position -1": (Reporting(scores=[DraftScore(3, -1, 1, 1)]), r"DraftScore\.position -1"),
+    "far position": (Reporting(scores=[DraftScore(3, 10**9, 1, 1)]), r"DraftScore\.position 10"),
+    "compared -1": (Reporting(scores=[DraftScore(3, 0, -1, 0)]), r"DraftScore\.compared -1"),
+    "right -1": (Reporting(scores=[DraftScore(3, 0, 1, -1)]), r"DraftScore\.right -1"),
+    "too much right": (Reporting(scores=[DraftScore(3, 0, 1, 2)]), r"DraftScore\.right 2"),
     "inf right": (
-        Reporting(hindsight=[DraftScore(3, 0, 1, cast(int, math.inf))]),
+        Reporting(scores=[DraftScore(3, 0, 1, cast(int, math.inf))]),
         r"DraftScore\.right inf",
     ),
-    "behind -1": (Reporting(behind=-1), r"behind\(\) -1"),
-    "behind None": (Reporting(behind=None), r"behind\(\) None"),
-    "behind 0.5": (Reporting(behind=0.5), r"behind\(\) 0\.5"),
+    "behind -1": (Reporting(behind=-1), r"backlog\(\) -1"),
+    "behind None": (Reporting(behind=None), r"backlog\(\) None"),
+    "behind 0.5": (Reporting(behind=0.5), r"backlog\(\) 0\.5"),
     "behind by far": (Reporting(behind=10**400), "too large"),
 }
 
@@ -177,7 +177,7 @@ def test_one_that_reports_nonsense_is_left_alone_and_the_warning_says_what_it_re
     [
         Reporting(Forecast(0, 0)),
         Reporting(Forecast(4, 10**9)),
-        Reporting(hindsight=(DraftScore(3, 15, 0, 0), DraftScore(3, 0, 10**6, 10**6))),
+        Reporting(scores=(DraftScore(3, 15, 0, 0), DraftScore(3, 0, 10**6, 10**6))),
         Reporting(behind=10**9),
     ],
     ids=["nothing", "endless", "much", "far behind"],

@@ -12,8 +12,8 @@ from typing_extensions import Protocol
 
 from speculate._mx import log_softmax
 from speculate.protocols import Choice, Draft
-from speculate.sampling.filters import Distribution
 from speculate.sampling.noise import gumbel, key, uniform
+from speculate.sampling.options import Mode
 
 TOKEN_STREAM: Final = 1
 """Noise stream that chooses tokens in mode "coupled"."""
@@ -46,8 +46,35 @@ class Verification:
     tokens: mx.array
 
 
+class TokenDistribution(Protocol):
+    """The distribution that the tokens of one sequence are drawn from.
+
+    Contract: the distribution of a row depends on that row, its position and the seed alone.
+    """
+
+    @property
+    def seed(self) -> int:
+        """Seed of the noise."""
+
+    def log_weights(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
+        """Log-probabilities to draw from, up to a constant for each row.
+
+        Applied to the target's logits, and to a proposer's.
+
+        Args:
+            logits: `(rows, vocabulary)` of any dtype.
+            positions: The sequence position that each row predicts.
+
+        Returns:
+            `(rows, vocabulary)` float32, not normalised; `-inf` for removed tokens.
+        """
+
+
 class AcceptanceRule(Protocol):
-    """Decides how many drafts are accepted, from all rows of a block at once."""
+    """Decides how many drafts are accepted, from all rows of a block at once.
+
+    Made for one sequence: it may count the rounds.
+    """
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
         """Choose a drafted token at `position` from a proposer's logits `(1, vocabulary)`."""
@@ -132,10 +159,10 @@ class Coupled:
     """Draws tokens with noise that target and proposers share.
 
     Args:
-        distribution: Filters, temperature and seed of the sequence.
+        distribution: Of the sequence's tokens, with its seed.
     """
 
-    def __init__(self, distribution: Distribution) -> None:
+    def __init__(self, distribution: TokenDistribution) -> None:
         self._distribution = distribution
 
     def choose(self, logits: mx.array, position: int, /) -> Choice:
@@ -174,10 +201,10 @@ class _SpeculativeSampling(ABC):
     """Base of the two rules that verify drafts by their distributions, with fresh noise per round.
 
     Args:
-        distribution: Filters, temperature and seed of the sequence.
+        distribution: Of the sequence's tokens, with its seed.
     """
 
-    def __init__(self, distribution: Distribution) -> None:
+    def __init__(self, distribution: TokenDistribution) -> None:
         self._distribution = distribution
         # After a rejection another draft is made at the same position. The noise of that
         # position has influenced the output already, so each round has noise of its own.
@@ -240,7 +267,7 @@ class Rejection(_SpeculativeSampling):
     Leviathan, Kalman and Matias, arXiv 2211.17192.
 
     Args:
-        distribution: Filters, temperature and seed of the sequence.
+        distribution: Of the sequence's tokens, with its seed.
     """
 
     def _verify(
@@ -258,7 +285,7 @@ class BlockVerification(_SpeculativeSampling):
     Sun et al., arXiv 2403.10444.
 
     Args:
-        distribution: Filters, temperature and seed of the sequence.
+        distribution: Of the sequence's tokens, with its seed.
     """
 
     def _verify(
@@ -284,6 +311,26 @@ def _longest_prefix(coins: mx.array, weight: mx.array, left: mx.array) -> mx.arr
     last = mx.arange(k) == k - 1
     chance = mx.where(last, weight, left / mx.maximum(left + 1 - weight, 1e-30))
     return mx.where(coins <= chance, mx.arange(1, k + 1), 0).max().astype(mx.int32)
+
+
+def acceptance_rule(distribution: TokenDistribution, mode: Mode = "coupled") -> AcceptanceRule:
+    """Make the rule that verifies the drafts of one sequence.
+
+    Args:
+        distribution: Of the sequence's tokens, with its seed.
+        mode: See `Sampling`. "coupled": the output depends neither on the drafts nor on the
+            proposer. "rejection" and "block": only its distribution is the same.
+
+    Returns:
+        A fresh rule. Its noise depends on the seed and the position, and in the modes
+        "rejection" and "block" also on the number of rounds before: make another one for each
+        sequence.
+    """
+    if mode == "rejection":
+        return Rejection(distribution)
+    if mode == "block":
+        return BlockVerification(distribution)
+    return ExactMatch(Coupled(distribution))
 
 
 def at(rows: mx.array, ids: mx.array) -> mx.array:

@@ -89,7 +89,7 @@ def _below(logprobs: mx.array, threshold: mx.array) -> mx.array:
 @final
 @attrs.frozen
 class Distribution:
-    """The distribution that the tokens of one sequence are drawn from.
+    """The distribution that the options of `Sampling` give the tokens of one sequence.
 
     Attributes:
         options: Filters and temperature; the temperature is above 0.

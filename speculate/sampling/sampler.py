@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast, final
 
 import mlx.core as mx
 
+from speculate.errors import OptionError, SpeculateError
 from speculate.protocols import Choice, Decision, Draft, Sampler
 from speculate.sampling.acceptance import (
     AcceptanceRule,
-    BlockVerification,
     CallablePicker,
-    Coupled,
     ExactMatch,
     Greedy,
-    Rejection,
     SamplerCallable,
+    acceptance_rule,
 )
 from speculate.sampling.filters import Distribution
 from speculate.sampling.options import Sampling
@@ -29,12 +28,13 @@ class TokenSampler:
     """Chooses the tokens of one sequence.
 
     Args:
-        rule: Verifies drafts and draws tokens.
+        make_rule: Makes the rule that verifies drafts and draws tokens, for each sequence.
         processors: Applied to the target's logits before the rule.
     """
 
-    def __init__(self, rule: AcceptanceRule, processors: Processors) -> None:
-        self._rule = rule
+    def __init__(self, make_rule: Callable[[], AcceptanceRule], processors: Processors) -> None:
+        self._make_rule = make_rule
+        self._rule = make_rule()
         self._processors = processors
         self._history = mx.zeros((0,), dtype=mx.uint32)
         self._position = 0
@@ -45,6 +45,7 @@ class TokenSampler:
         return self._processors.is_stateless
 
     def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
+        self._rule = self._make_rule()
         self._history = mx.array(list(history), dtype=mx.uint32)
         self._position = position
         self._stop_tokens = stop_tokens
@@ -106,30 +107,116 @@ class TokenSampler:
 
 
 @final
+class CheckedSampler:
+    """A caller's sampler, whose answers are checked for what would corrupt the output.
+
+    The checks read types and shapes, which the host knows, and never wait for the device.
+
+    Args:
+        sampler: The caller's.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def __repr__(self) -> str:
+        return type(self._sampler).__name__
+
+    @property
+    def launches_ahead(self) -> bool:
+        ahead: object = self._sampler.launches_ahead
+        if ahead is True or ahead is False:
+            return ahead
+        raise SpeculateError(f"{self}.launches_ahead is {ahead!r}, not True or False")
+
+    def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
+        self._sampler.begin(history, position, stop_tokens)
+
+    def choose(self, logits: mx.array, index: int, /) -> Choice:
+        choice = self._sampler.choose(logits, index)
+        where = f"{self}.choose() returned"
+        _check_type(where, choice, Choice)
+        _check_array(f"{where} a Choice whose token", choice.token, (1,), mx.integer)
+        if choice.law is not None:
+            _check_array(f"{where} a Choice whose law", choice.law, logits.shape, mx.floating)
+        return choice
+
+    def verify(self, newest: mx.array, draft: Draft, logits: mx.array, /) -> Decision:
+        decision = self._sampler.verify(newest, draft, logits)
+        where = f"{self}.verify() returned"
+        _check_type(where, decision, Decision)
+        where = f"{where} a Decision whose"
+        rows, vocabulary = draft.tokens.shape[0] + 1, logits.shape[-1]
+        _check_array(f"{where} accepted", decision.accepted, (), mx.integer)
+        _check_array(f"{where} tokens", decision.tokens, (rows,), mx.integer)
+        # Fewer rows are allowed: those after the first rejected draft are not read.
+        shape: tuple[int, ...] = getattr(decision.logits, "shape", ())
+        rows = min(max(shape[0], 1), rows) if shape else rows
+        _check_array(f"{where} logits", decision.logits, (rows, vocabulary), mx.floating)
+        return decision
+
+    def keep(self, tokens: mx.array, /) -> None:
+        self._sampler.keep(tokens)
+
+
+def _check_type(where: str, value: object, kind: type[object]) -> None:
+    if not isinstance(value, kind):
+        raise SpeculateError(f"{where} {_with_article(type(value))}, not a {kind.__name__}")
+
+
+def _check_array(where: str, value: object, shape: tuple[int, ...], kind: mx.DtypeCategory) -> None:
+    """Refuse anything but an array of a shape and a kind of dtype."""
+    if not isinstance(value, mx.array):
+        raise SpeculateError(f"{where} is {_with_article(type(value))}, not an array")
+    if value.shape != shape or not mx.issubdtype(value.dtype, kind):
+        dtype = str(value.dtype).rpartition(".")[2]
+        wanted = "integers" if kind == mx.integer else "floating-point numbers"
+        raise SpeculateError(f"{where} is {value.shape} {dtype}, not {shape} {wanted}")
+
+
+def _with_article(kind: type[object]) -> str:
+    name = kind.__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+@final
 class SamplerFactory:
     """Makes a sampler for each sequence of a decoder.
 
     Args:
-        sampling: Options, or an mlx-lm sampler.
+        sampling: Options, the caller's sampler, or an mlx-lm sampler.
         processors: The caller's logits processors.
 
     Raises:
-        OptionError: A processor may keep state and has no `fork()`.
+        OptionError: A processor may keep state and has no `fork()`, or there are processors
+            beside the caller's sampler.
     """
 
     def __init__(
-        self, sampling: Sampling | SamplerCallable, processors: Sequence[Processor]
+        self, sampling: Sampling | Sampler | SamplerCallable, processors: Sequence[Processor]
     ) -> None:
-        self._sampling = sampling
-        own = penalties(sampling) if isinstance(sampling, Sampling) else []
+        self._given: CheckedSampler | None = None
+        self._sampling: Sampling | SamplerCallable = Sampling()
+        if isinstance(sampling, Sampler):
+            self._given = CheckedSampler(sampling)
+            if processors:
+                raise OptionError(
+                    f"logits_processors cannot be combined with the sampler {self._given}, which "
+                    "gets the model's own logits: apply them in its verify()"
+                )
+        else:
+            self._sampling = sampling
+        own = penalties(self._sampling) if isinstance(self._sampling, Sampling) else []
         self._processors = Processors(own, processors)
 
     def begin_sequence(self) -> tuple[Sampler, int | None]:
         """A sampler for one sequence, and the seed that reproduces it.
 
-        Without a seed in the options, one is drawn. It is `None` for greedy decoding and for
-        an mlx-lm sampler.
+        Without a seed in the options, one is drawn. It is `None` for greedy decoding, for the
+        caller's sampler and for an mlx-lm sampler.
         """
+        if self._given is not None:
+            return self._given, None
         seed: int | None = None
         if isinstance(self._sampling, Sampling) and self._sampling.temperature > 0:
             given = self._sampling.seed
@@ -139,21 +226,18 @@ class SamplerFactory:
 
     def sampler(self, seed: int) -> Sampler:
         """A sampler that continues with the current state of the processors."""
-        return TokenSampler(_acceptance_rule(self._sampling, seed), self._processors)
+        if self._given is not None:
+            return self._given
+        return TokenSampler(lambda: _rule(self._sampling, seed), self._processors)
 
 
-def _acceptance_rule(sampling: Sampling | SamplerCallable, seed: int) -> AcceptanceRule:
+def _rule(sampling: Sampling | SamplerCallable, seed: int) -> AcceptanceRule:
     """The acceptance rule for one sequence."""
     if not isinstance(sampling, Sampling):
         return ExactMatch(CallablePicker(sampling))
     if sampling.temperature == 0:
         return ExactMatch(Greedy())
-    distribution = Distribution(sampling, seed)
-    if sampling.mode == "rejection":
-        return Rejection(distribution)
-    if sampling.mode == "block":
-        return BlockVerification(distribution)
-    return ExactMatch(Coupled(distribution))
+    return acceptance_rule(Distribution(sampling, seed), sampling.mode)
 
 
 def _random_seed() -> int:

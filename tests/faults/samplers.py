@@ -43,7 +43,7 @@ class RuleTests(SamplerTests):
     part: ClassVar[Callable[[Distribution], AcceptanceRule]]
 
     def make_sampler(self) -> Sampler:
-        return TokenSampler(type(self).part(LAW), Processors(()))
+        return TokenSampler(lambda: type(self).part(LAW), Processors(()))
 
 
 class RejectionTests(RuleTests):

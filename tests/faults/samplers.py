@@ -273,3 +273,22 @@ class RejectedTokensStayInTheHistory:
             return decision
 
         patch.setattr(TokenSampler, "verify", remembering)
+
+
+@fault(
+    "A sampler continues the noise of the sequence before.",
+    caught_by="test_begin_forgets_the_sequence_before",
+)
+class RoundsAreCountedAcrossSequences:
+    suite = TestRejection
+
+    @staticmethod
+    def plant(patch: Patch) -> None:
+        begin = TokenSampler.begin
+
+        def continuing(self: Any, history: Any, position: int, stop_tokens: Any, /) -> None:
+            rule = self._rule
+            begin(self, history, position, stop_tokens)
+            self._rule = rule
+
+        patch.setattr(TokenSampler, "begin", continuing)

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import mlx.core as mx
 
 import speculate as sp
 from speculate import SpeculativeModel
-from speculate.protocols import Choose, Commit, Draft, Observer, Plan, Proposer, Round, Strategy
+from speculate.protocols import (
+    Choice,
+    Choose,
+    Commit,
+    Decision,
+    Draft,
+    Observer,
+    Plan,
+    Proposer,
+    Round,
+    Sampler,
+    Strategy,
+)
+from speculate.sampling import acceptance_rule
 
 
 class NoSettle:
@@ -69,6 +82,23 @@ class PlansNumbers:
 def hears_plans(plan: Plan) -> None: ...
 
 
+class NoKeep:
+    launches_ahead = True
+
+    def begin(
+        self, history: Sequence[int], position: int, stop_tokens: Collection[int], /
+    ) -> None: ...
+    def choose(self, logits: mx.array, index: int, /) -> Choice:
+        return Choice(logits)
+
+    def verify(self, newest: mx.array, draft: Draft, logits: mx.array, /) -> Decision:
+        return Decision(logits, logits, logits)
+
+
+class KeepsIds(NoKeep):
+    def keep(self, tokens: list[int], /) -> None: ...
+
+
 class HalfAModel:
     vocab_size = 10
     eos_token_ids = frozenset[int]()
@@ -83,6 +113,8 @@ no_settle: Proposer = NoSettle()  # wrong
 numbered: Proposer = NumberedName()  # wrong
 no_plan: Strategy = NoPlan()  # wrong
 plans_numbers: Strategy = PlansNumbers()  # wrong
+no_keep: Sampler = NoKeep()  # wrong
+keeps_ids: Sampler = KeepsIds()  # wrong
 wrong_event: Observer = hears_plans  # wrong
 half: SpeculativeModel = HalfAModel()  # wrong
 
@@ -90,6 +122,9 @@ half: SpeculativeModel = HalfAModel()  # wrong
 def misuse(model: SpeculativeModel) -> None:
     sp.Decoder(model, sp.MTPChain())  # wrong
     sp.Decoder(HalfAModel())  # wrong
+    sp.Decoder(model, sampling=NoKeep())  # wrong
+    sp.Decoder(model, sampling=NoKeep)  # wrong
+    acceptance_rule(NoKeep(), "rejection")  # wrong
     sp.Fixed("mtp", 3)  # wrong
     sp.Adaptive(sp.MTPChain(), clock="sundial")  # wrong
     sp.Adaptive(sp.Off())  # wrong

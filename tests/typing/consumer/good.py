@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast, final
 
 import mlx.core as mx
@@ -11,16 +11,20 @@ import speculate as sp
 from speculate import SpeculativeModel
 from speculate.integrations.mlx_lm import mtp_generate_step
 from speculate.protocols import (
+    Choice,
     Choose,
     Commit,
+    Decision,
     Draft,
     Observer,
     Plan,
     Proposer,
     Rollbackable,
     Round,
+    Sampler,
     Strategy,
 )
+from speculate.sampling import Mode, acceptance_rule
 
 
 @final
@@ -70,6 +74,36 @@ class EveryOther:
     def observe(self, round: Round, /) -> None: ...
 
 
+@final
+class Flat:
+    """Draws every token with the same probability."""
+
+    launches_ahead = True
+
+    def __init__(self, seed: int, mode: Mode = "rejection") -> None:
+        self.seed = seed
+        self._mode = mode
+        self.begin((), 0, ())
+
+    def log_weights(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
+        return mx.zeros(logits.shape)
+
+    def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
+        self._rule = acceptance_rule(self, self._mode)
+        self._next = position + 1
+
+    def choose(self, logits: mx.array, index: int, /) -> Choice:
+        return self._rule.choose(logits, self._next + index)
+
+    def verify(self, newest: mx.array, draft: Draft, logits: mx.array, /) -> Decision:
+        positions = range(self._next, self._next + logits.shape[0])
+        verified = self._rule.verify(logits, positions, draft)
+        return Decision(verified.accepted, verified.tokens, logits)
+
+    def keep(self, tokens: mx.array, /) -> None:
+        self._next += tokens.shape[0]
+
+
 def heard(round: Round) -> None:
     print(round.index, round.proposer, round.accepted, round.seconds)
 
@@ -98,6 +132,12 @@ def main() -> None:
     ids: list[int] = [token.id for token in decoder.generate([1, 2, 3], max_tokens=4)]
     rates: list[float] = [decoder.stats.mean_acceptance_length]
     text: str = sp.generate(model, tokenizer, "def f(", max_tokens=4)
+    sampler: Sampler = Flat(seed=3)
+    text += sp.generate(model, tokenizer, "def f(", max_tokens=4, sampling=sampler)
+    for response in sp.stream_generate(model, tokenizer, ids, max_tokens=4, sampling=Flat(4)):
+        text += response.text
+    for token in sp.Decoder(model, sampling=sampler).generate(ids, 4):
+        ids.append(token.id)
     other = sp.Decoder(model, strategy)
     for token in other.generate(mx.array(ids), 4, prompt_cache=list(model.make_cache())):
         name: str | None = token.proposer

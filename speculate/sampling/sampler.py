@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from typing import cast, final
+from typing import Final, NoReturn, cast, final
 
 import mlx.core as mx
 
@@ -21,6 +21,12 @@ from speculate.sampling.acceptance import (
 from speculate.sampling.filters import Distribution
 from speculate.sampling.options import Sampling
 from speculate.sampling.processors import Processor, Processors, penalties
+
+INTEGERS: Final = frozenset(
+    (mx.int8, mx.int16, mx.int32, mx.int64, mx.uint8, mx.uint16, mx.uint32, mx.uint64)
+)
+FLOATS: Final = frozenset((mx.bfloat16, mx.float16, mx.float32, mx.float64))
+"""Dtypes of the answers of a caller's sampler."""
 
 
 @final
@@ -134,49 +140,48 @@ class CheckedSampler:
 
     def choose(self, logits: mx.array, index: int, /) -> Choice:
         choice = self._sampler.choose(logits, index)
-        where = f"{self}.choose() returned"
-        _check_type(where, choice, Choice)
-        _check_array(f"{where} a Choice whose token", choice.token, (1,), mx.integer)
+        if not isinstance(choice, Choice):
+            self._refuse("choose() returned", choice, "a Choice")
+        self._check("choose() returned a Choice whose token", choice.token, (1,), INTEGERS)
         if choice.law is not None:
-            _check_array(f"{where} a Choice whose law", choice.law, logits.shape, mx.floating)
+            what = "choose() returned a Choice whose array of log-probabilities"
+            self._check(what, choice.law, logits.shape, FLOATS)
         return choice
 
     def verify(self, newest: mx.array, draft: Draft, logits: mx.array, /) -> Decision:
         decision = self._sampler.verify(newest, draft, logits)
-        where = f"{self}.verify() returned"
-        _check_type(where, decision, Decision)
-        where = f"{where} a Decision whose"
-        rows, vocabulary = draft.tokens.shape[0] + 1, logits.shape[-1]
-        _check_array(f"{where} accepted", decision.accepted, (), mx.integer)
-        _check_array(f"{where} tokens", decision.tokens, (rows,), mx.integer)
-        # Fewer rows are allowed: those after the first rejected draft are not read.
-        shape: tuple[int, ...] = getattr(decision.logits, "shape", ())
-        rows = min(max(shape[0], 1), rows) if shape else rows
-        _check_array(f"{where} logits", decision.logits, (rows, vocabulary), mx.floating)
+        if not isinstance(decision, Decision):
+            self._refuse("verify() returned", decision, "a Decision")
+        rows, vocabulary = logits.shape
+        self._check("verify() returned a Decision whose accepted", decision.accepted, (), INTEGERS)
+        self._check("verify() returned a Decision whose tokens", decision.tokens, (rows,), INTEGERS)
+        found = decision.logits
+        if found is not logits:
+            # Fewer rows are allowed: those after the first rejected draft are not read.
+            shape: tuple[int, ...] = getattr(found, "shape", ())
+            few = len(shape) == 2 and 0 < shape[0] < rows
+            shape = (shape[0] if few else rows, vocabulary)
+            self._check("verify() returned a Decision whose logits", found, shape, FLOATS)
         return decision
 
     def keep(self, tokens: mx.array, /) -> None:
         self._sampler.keep(tokens)
 
+    def _check(
+        self, what: str, value: object, shape: tuple[int, ...], dtypes: frozenset[mx.Dtype]
+    ) -> None:
+        """Refuse anything but an array of a shape and one of some dtypes."""
+        if not isinstance(value, mx.array):
+            self._refuse(f"{what} is", value, "an array")
+        if value.shape != shape or value.dtype not in dtypes:
+            dtype = str(value.dtype).rpartition(".")[2]
+            kind = "integers" if dtypes is INTEGERS else "floating-point numbers"
+            raise SpeculateError(f"{self}.{what} is {value.shape} {dtype}, not {shape} {kind}")
 
-def _check_type(where: str, value: object, kind: type[object]) -> None:
-    if not isinstance(value, kind):
-        raise SpeculateError(f"{where} {_with_article(type(value))}, not a {kind.__name__}")
-
-
-def _check_array(where: str, value: object, shape: tuple[int, ...], kind: mx.DtypeCategory) -> None:
-    """Refuse anything but an array of a shape and a kind of dtype."""
-    if not isinstance(value, mx.array):
-        raise SpeculateError(f"{where} is {_with_article(type(value))}, not an array")
-    if value.shape != shape or not mx.issubdtype(value.dtype, kind):
-        dtype = str(value.dtype).rpartition(".")[2]
-        wanted = "integers" if kind == mx.integer else "floating-point numbers"
-        raise SpeculateError(f"{where} is {value.shape} {dtype}, not {shape} {wanted}")
-
-
-def _with_article(kind: type[object]) -> str:
-    name = kind.__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+    def _refuse(self, what: str, value: object, wanted: str) -> NoReturn:
+        name = type(value).__name__
+        article = "an" if name[0].lower() in "aeiou" else "a"
+        raise SpeculateError(f"{self}.{what} {article} {name}, not {wanted}")
 
 
 @final

@@ -323,7 +323,7 @@ CHOICES: Final[dict[str, tuple[object, str]]] = {
     "an array": (mx.array([3]), "returned an array, not a Choice"),
     "no row": (Choice(mx.array(3)), r"token is \(\) int32, not \(1,\)"),
     "a score": (Choice(mx.array([0.5])), r"token is \(1,\) float32"),
-    "a flat law": (Choice(mx.array([3]), mx.zeros((64,))), r"law is \(64,\)"),
+    "a flat law": (Choice(mx.array([3]), mx.zeros((64,))), r"log-probabilities is \(64,\)"),
     "a number": (Choice(cast(Any, 3)), "token is an int"),
 }
 

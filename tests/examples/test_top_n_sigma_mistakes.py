@@ -22,7 +22,6 @@ from speculate.testing._sampler_harness import chi_square
 from tests.sampling.laws import CHANCE, Floats
 from tests.sampling.toys import LookupProposer, TableModel, table, to_mx
 
-
 TARGET: Final = table(1, 6)
 DRAFTS: Final = 0.7 * TARGET + 0.5 * table(2, 6)
 N, TEMPERATURE, COUNT = 1.5, 1.5, 600

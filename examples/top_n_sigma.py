@@ -31,7 +31,8 @@ class TopNSigma:
         self, n: float = 1.0, temperature: float = 1.0, seed: int = 0, mode: Mode = "coupled"
     ) -> None:
         self.seed = seed
-        self._n, self._temperature, self._mode = n, temperature, mode
+        self._n, self._temperature = n, temperature
+        self._mode: Mode = mode
         self.begin((), 0, ())
 
     def log_weights(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:

@@ -22,10 +22,10 @@ from speculate.sampling.filters import Distribution
 from speculate.sampling.options import Sampling
 from speculate.sampling.processors import Processor, Processors, penalties
 
-INTEGERS: Final = frozenset(
+INTEGERS: Final[frozenset[mx.Dtype]] = frozenset(
     (mx.int8, mx.int16, mx.int32, mx.int64, mx.uint8, mx.uint16, mx.uint32, mx.uint64)
 )
-FLOATS: Final = frozenset((mx.bfloat16, mx.float16, mx.float32, mx.float64))
+FLOATS: Final[frozenset[mx.Dtype]] = frozenset((mx.bfloat16, mx.float16, mx.float32, mx.float64))
 """Dtypes of the answers of a caller's sampler."""
 
 

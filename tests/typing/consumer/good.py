@@ -82,7 +82,7 @@ class Flat:
 
     def __init__(self, seed: int, mode: Mode = "rejection") -> None:
         self.seed = seed
-        self._mode = mode
+        self._mode: Mode = mode
         self.begin((), 0, ())
 
     def log_weights(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:

@@ -45,8 +45,8 @@ class Sampler(Protocol):
         """Whether `verify` may be called before the last token is known to be emitted.
 
         In rounds without drafts the next forward is then launched before the last token is read:
-        `newest` may be unread, and may turn out to be after the end of the sequence. `False` for
-        a sampler that reads tokens, or whose `verify` changes a state that affects the output.
+        `newest` may be unread, and may turn out to be a stop token, after which nothing follows.
+        `False` for a sampler whose `verify` reads tokens, or has side effects.
         """
 
     def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
@@ -79,6 +79,6 @@ class Sampler(Protocol):
     def keep(self, tokens: mx.array, /) -> None:
         """Commit tokens `(m,)`, in order: the last token and the accepted drafts.
 
-        Tokens that were verified before a pause are committed one block at a time, without
+        At the end of a run and around a pause, tokens that were emitted are committed without
         another `verify`.
         """

@@ -28,7 +28,7 @@ N, TEMPERATURE, COUNT = 1.5, 1.5, 600
 
 
 def expected(n: float, temperature: float) -> Floats:
-    """The distribution after each token, by the paper's algorithm 1."""
+    """The distribution after each token, by the paper's rule on scaled logits."""
     scaled = TARGET / temperature
     lowest = scaled.max(axis=-1, keepdims=True) - n * scaled.std(axis=-1, keepdims=True)
     weights = np.where(scaled >= lowest, np.exp(scaled), 0.0)

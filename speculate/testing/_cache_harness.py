@@ -253,6 +253,21 @@ class CacheRun:
             require(not any(left), f"{left} arrays remain after hand_back")
         return stock
 
+    def keeps_its_content(self) -> None:
+        """Check that every cache refuses to return its content, and keeps it.
+
+        Raises:
+            ContractError: A cache returns it, or raises another error.
+        """
+        for layer, cache in enumerate(self.caches):
+            with at_step(self.rounds, self.length):
+                try:
+                    cache.hand_back()
+                except RewindError:
+                    continue
+                raise ContractError(f"layer {layer} is handed back without tokens to replay")
+        self.check_lengths()
+
     def continue_with(self, caches: list[Rollbackable]) -> None:
         """Continue with other caches that were adopted with the same content.
 

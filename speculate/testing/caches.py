@@ -9,12 +9,13 @@ from typing import Final, final
 
 import mlx.core as mx
 
-from speculate.backends.group import Grouped, StartsLate, join
+from speculate.backends.base import BaseCache
+from speculate.backends.group import Grouped, group_of, join
 from speculate.protocols import Rollbackable, Trimmable
 from speculate.testing._cache_harness import CacheRun, CacheSpec
 from speculate.testing._cache_transfer import CacheTransferTests
 from speculate.testing.contract import MissingPackageError, contract, require
-from speculate.testing.layers import VOCAB, AttentionLayer, Layer, forward
+from speculate.testing.layers import VOCAB, AttentionLayer, Layer, forward, run_layers
 
 PROMPTS: Final = (0, 7, 12)
 """Tokens fed first: none, fewer than a window of 8 rows, and more."""
@@ -266,7 +267,7 @@ class CacheTests(CacheTransferTests):
         run = CacheRun(self.spec(), 12)
         other = UntrimmableCache(run.caches[0])
         grouped = [cache for cache in run.caches if isinstance(cache, Grouped)]
-        require(len(grouped) == len(run.caches), "is no member of a group: see GroupMember")
+        require(len(grouped) == len(run.caches), "is no member of a group: see BaseCache")
         join([*run.caches, other])
         run.start()
         run.feed(0, 3)
@@ -277,17 +278,40 @@ class CacheTests(CacheTransferTests):
         run.feed(2)
 
     @contract
+    def test_no_cache_is_handed_back_while_tokens_wait_for_replay(self) -> None:
+        """`hand_back` raises while tokens that were kept are in no cache, and changes nothing."""
+        spec = self.spec()
+        run = CacheRun(spec, 12)
+        other = UntrimmableCache(run.caches[0])
+        group = group_of(join([*run.caches, other]))
+        require(group is not None, "is no member of a group: see BaseCache")
+        if group is not None:
+            run.start()
+            group.start()
+            run.feed(5)
+            # The whole block is rolled back, as the other cache can trim no part of it.
+            group.keep(3)
+            run.length = run.right = 12
+            run.keeps_its_content()
+            with group.replaying() as tokens:
+                found = run_layers(spec.layers, run.caches, tokens)
+            same = bool(mx.array_equal(found, spec.expected(12, 15)))
+            require(same, "replayed tokens are seen differently after hand_back was refused")
+            run.length = run.right = 15
+            group.stop()
+            run.hand_back()
+
+    @contract
     def test_a_cache_can_start_at_a_later_position(self) -> None:
         """The first row has the given position, and nothing before it can be trimmed."""
         spec = self.spec()
         caches = spec.make()
-        if not all(isinstance(cache, StartsLate) for cache in caches):
+        late = [c for c in caches if isinstance(c, BaseCache) and _starts_late(type(c))]
+        if len(late) < len(caches):
             return
-        for cache in caches:
-            if isinstance(cache, StartsLate):
-                cache.start_at(START)
-        for cache in caches:
-            cache.start_speculation()
+        for start in late:
+            start.start_at(START)
+            start.start_speculation()
         lengths = [cache.length() for cache in caches]
         require(lengths == [START] * len(caches), f"lengths are {lengths} before anything was fed")
         for width in (5, 1):
@@ -324,6 +348,11 @@ class CacheTests(CacheTransferTests):
         from speculate.testing._cache_machine import run_machine
 
         run_machine(self.spec(), examples, steps, seed)
+
+
+def _starts_late(kind: type[BaseCache]) -> bool:
+    """Return whether caches of a class do anything to start at a later position."""
+    return kind.start_at is not BaseCache.start_at
 
 
 def _feed_first(spec: CacheSpec, caches: list[Rollbackable], width: int) -> mx.array:

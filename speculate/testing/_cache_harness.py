@@ -265,7 +265,9 @@ class CacheRun:
                     cache.hand_back()
                 except RewindError:
                     continue
-                raise ContractError(f"layer {layer} is handed back without tokens to replay")
+                raise ContractError(
+                    f"layer {layer} returned its content while tokens wait to be replayed"
+                )
         self.check_lengths()
 
     def continue_with(self, caches: list[Rollbackable]) -> None:

@@ -78,10 +78,9 @@ def adopt(caches: Sequence[object], *, position: int = 0) -> list[Rollbackable]:
     try:
         length = max((_inspect(part).length or 0 for part in _flat(caches)), default=0)
         adopted = join([move(length) for move in moves])
-        if position:
-            for cache in adopted:
-                if isinstance(cache, BaseCache):
-                    cache.start_at(position)
+        for cache in adopted:
+            if position and isinstance(cache, BaseCache):
+                cache.start_at(position)
         return adopted
     except BaseException:
         restore()

@@ -115,7 +115,7 @@ class RewindableArraysCache(BaseCache, ArraysCache):
         length: Tokens that the state has consumed already.
     """
 
-    batch_size = 1
+    batch_size: int = 1
     """Number of sequences. mlx-lm's reads the entries, which would carry out a deferred rewind."""
     _content: Content
 

@@ -54,17 +54,14 @@ class StockContent:
 class BaseCache(Grouped, ABC):
     """A rewindable cache that belongs to a group: a subclass says how, and this class checks.
 
-    A subclass derives from this class and then from mlx-lm's. It implements `length`, `can_trim`,
-    `trim_rows`, `checkpoint`, `arrays` and `move_out`, and what else differs from the defaults,
-    which are those of a cache that keeps every row.
+    A subclass derives from this class and then from mlx-lm's, and implements the abstract methods.
+    The others are right for a cache that keeps every row.
     """
 
-    _position = 0
+    _position: int = 0
     """Position of the first row in the sequence. Not 0 only in a cache of rows that starts late."""
-    _speculating = False
+    _speculating: bool = False
     _undo: Callable[[], None] | None = None
-
-    # Hooks: what `speculate.protocols.Rollbackable` says, without its checks.
 
     @abstractmethod
     def length(self) -> int: ...
@@ -166,10 +163,12 @@ class OffsetCache(BaseCache):
 
     offset: int
 
-    # The group undoes a failed forward by a trim: notifications would cost time and do nothing.
-    open_block = Grouped.open_block
-    close_block = Grouped.close_block
-    abandon_block = Grouped.abandon_block
+    @override
+    def is_notified(self) -> bool:
+        # The group undoes a failed forward by a trim. A subclass may need more.
+        kinds = type(self), BaseCache
+        own, default = ((k.open_block, k.close_block, k.abandon_block) for k in kinds)
+        return own != default
 
     def rows(self) -> int:
         """Return the number of rows stored."""

@@ -25,7 +25,8 @@ class RewindableCacheList(BaseCache, CacheList):
     def __init__(self, members: Sequence[Rollbackable], source: CacheList | None = None) -> None:
         CacheList.__init__(self, *members)
         self._members = list(members)
-        self._notified = [member for member in members if isinstance(member, BaseCache)]
+        own = [member for member in members if isinstance(member, BaseCache)]
+        self._notified = [member for member in own if member.is_notified()]
         self._source = source
 
     def move_out(self) -> CacheList:
@@ -79,8 +80,9 @@ class RewindableCacheList(BaseCache, CacheList):
 
     @override
     def start_at(self, position: int, /) -> None:
-        for member in self._notified:
-            member.start_at(position)
+        for member in self._members:
+            if isinstance(member, BaseCache):
+                member.start_at(position)
 
     def checkpoint(self) -> Callable[[], None]:
         checkpoints = [member.checkpoint() for member in self._members]

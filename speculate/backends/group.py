@@ -40,6 +40,10 @@ class Grouped:
         """Drop the last `n` tokens, `n >= 1`, which every member of the group can."""
         raise NotImplementedError
 
+    def is_notified(self) -> bool:
+        """Return whether `open_block` and the other two are called. Asked once per group."""
+        return True
+
     def open_block(self) -> None:
         """Begin a forward."""
 
@@ -295,13 +299,11 @@ class CacheGroup:
 
     def replay_is_long(self) -> bool:
         """Return whether the tokens to replay are better fed as a block of their own."""
-        waiting = self.to_replay()
-        return waiting is not None and waiting.shape[1] >= MAX_MERGED_REPLAY
+        return not self._fed_tokens.blocks and self._fed_tokens.replay_length() >= MAX_MERGED_REPLAY
 
     def take_replay(self) -> mx.array | None:
         """Return the ids to replay and clear them: from now on the caller has to feed them."""
-        waiting = self.to_replay()
-        self._fed_tokens.replay = None
+        waiting, self._fed_tokens.replay = self.to_replay(), None
         return waiting
 
     @contextmanager
@@ -386,11 +388,9 @@ class CacheGroup:
 
 
 def _block_writers(members: Sequence[Rollbackable]) -> list[int]:
-    """Return the indices of members that do anything where a forward begins or ends."""
-    nothing = Grouped.open_block, Grouped.close_block, Grouped.abandon_block
-    kinds = [type(member) if isinstance(member, Grouped) else Grouped for member in members]
-    each = [(kind.open_block, kind.close_block, kind.abandon_block) for kind in kinds]
-    return [index for index, own in enumerate(each) if own != nothing]
+    """Return the indices of members that need block notifications."""
+    each = enumerate(members)
+    return [index for index, one in each if isinstance(one, Grouped) and one.is_notified()]
 
 
 def join(caches: Sequence[CacheT]) -> list[CacheT]:

@@ -1,4 +1,4 @@
-"""Caches that implement `Rollbackable` and nothing else: what their group does for them."""
+"""What a group does for caches that implement `Rollbackable` alone, and which it notifies."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import final
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
+from typing_extensions import override
 
 from speculate import speculation
 from speculate.backends.adopt import adopt, release
+from speculate.backends.base import OffsetCache
 from speculate.backends.group import CacheGroup, group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.errors import RewindError
@@ -120,6 +122,33 @@ def test_a_list_is_not_released_while_tokens_wait_for_replay() -> None:
             write(cache.rows if isinstance(cache, Bare) else cache, mx.ones((1, 1, tokens.size, 4)))
     stock = release(caches)
     assert [cache.offset for cache in stock if isinstance(cache, KVCache)] == [5, 5]
+
+
+class NotifiedRows(OffsetCache, KVCache):
+    """Rows that do something where a forward begins."""
+
+    def __init__(self) -> None:
+        KVCache.__init__(self)
+        self.began = 0
+
+    @override
+    def open_block(self) -> None:
+        super().open_block()
+        self.began += 1
+
+    def arrays(self) -> list[mx.array]:
+        return []
+
+    def move_out(self) -> object:
+        return KVCache()
+
+
+def test_a_cache_is_notified_of_blocks_if_its_class_does_anything_then() -> None:
+    plain, notified = RewindableKVCache(), NotifiedRows()
+    caches: list[Rollbackable] = [plain, notified]
+    assert (plain.is_notified(), notified.is_notified()) == (False, True)
+    feed(join(caches), 3)
+    assert notified.began == 1
 
 
 def test_they_are_adopted_as_they_are() -> None:

@@ -49,11 +49,7 @@ class KVQuantization:
 def validated_quantization(
     kv_bits: object, kv_group_size: object, quantized_kv_start: object
 ) -> KVQuantization | None:
-    """Validate the options of cache quantisation; `None` if it is off.
-
-    Raises:
-        OptionError: An option cannot be used.
-    """
+    """Validate the options of cache quantisation; `None` if it is off."""
     group_size = validated_integer("kv_group_size", kv_group_size, among=KV_GROUP_SIZES)
     start = validated_integer("quantized_kv_start", quantized_kv_start, 0)
     if kv_bits is None:
@@ -95,15 +91,7 @@ class DecoderConfig:
 
 
 def check_model(model: object, name: str = "model") -> None:
-    """Refuse a model without an adapter.
-
-    Args:
-        model: The given value.
-        name: Name of the option.
-
-    Raises:
-        OptionError: It is an mlx-lm model or not a model.
-    """
+    """Raise `OptionError` for an mlx-lm model without an adapter, or anything but a model."""
     kind = f"{type(model).__module__}.{type(model).__name__}"
     # MLX modules are dictionaries of their parts.
     if isinstance(model, dict):
@@ -119,11 +107,7 @@ def check_model(model: object, name: str = "model") -> None:
 
 
 def check_strategy(strategy: object) -> None:
-    """Refuse an invalid strategy, or one with two proposers of the same name.
-
-    Raises:
-        OptionError: It is not a strategy, or two of its proposers share a name.
-    """
+    """Raise `OptionError` for anything but a strategy whose proposers have names of their own."""
     if isinstance(strategy, type) or not isinstance(strategy, Strategy):
         missing = ", ".join(sorted(get_protocol_members(Strategy) - set(dir(strategy))))
         lacks = f", it lacks {missing}" if missing else ""
@@ -143,11 +127,7 @@ def check_strategy(strategy: object) -> None:
 
 
 def validated_plan(plan: object) -> Plan:
-    """Validate what a strategy planned.
-
-    Raises:
-        SpeculateError: It is not a plan, or plans a negative depth.
-    """
+    """Return what a strategy planned, or raise `SpeculateError` if it is not a plan."""
     if not isinstance(plan, Plan):
         kind = type(plan).__name__
         raise SpeculateError(f"the strategy's plan() returned a {kind}, not a Plan")
@@ -186,11 +166,7 @@ def validated_prompt(prompt: Sequence[int] | mx.array, vocab_size: int) -> list[
 
 
 def validated_count(max_tokens: object) -> int:
-    """Validate the most tokens to emit; -1 means no limit.
-
-    Raises:
-        OptionError: It is not an integer of at least -1.
-    """
+    """Validate the most tokens to emit; -1 means no limit."""
     return validated_integer("max_tokens", max_tokens, -1, note="-1: no limit")
 
 
@@ -215,11 +191,7 @@ def check_sampling(sampling: object, vocab_size: int) -> None:
 
 
 def check_processors(processors: object) -> None:
-    """Refuse anything but a sequence of functions.
-
-    Raises:
-        OptionError: It is not one.
-    """
+    """Raise `OptionError` for anything but a sequence of functions."""
     if not isinstance(processors, Sequence) or not all(map(callable, processors)):
         refuse(
             "logits_processors", "a sequence of functions (tokens, logits) -> logits", processors
@@ -227,21 +199,13 @@ def check_processors(processors: object) -> None:
 
 
 def check_stream(stream: object) -> None:
-    """Refuse anything but an MLX stream or `None`.
-
-    Raises:
-        OptionError: It is neither.
-    """
+    """Raise `OptionError` for anything but an MLX stream or `None`."""
     if not isinstance(stream, mx.Stream | mx.ThreadLocalStream | None):
         refuse("stream", "an MLX stream, such as mx.new_stream(mx.gpu), or None", stream)
 
 
 def require_list(prompt_cache: object) -> None:
-    """Refuse a prompt cache that is not a list, since it could not be refilled.
-
-    Raises:
-        OptionError: It is not a list.
-    """
+    """Raise `OptionError` for a prompt cache that is not a list: it could not be refilled."""
     if prompt_cache is not None and not isinstance(prompt_cache, list):
         kind = type(prompt_cache).__name__
         raise OptionError(f"prompt_cache must be a list, because it is refilled; got a {kind}")

@@ -16,7 +16,7 @@ from mlx_lm.models import qwen3_5
 import speculate as sp
 from benchmarks.clock import now
 from benchmarks.pair import Pair
-from benchmarks.rotation import DraftToken, Rotation
+from benchmarks.rotation import Choice, Rotation
 from speculate.loading import stock_of
 
 DEPTHS: Final = (1, 2, 3, 4, 5)
@@ -42,9 +42,9 @@ class AfterPrompt:
 def decode_after(pair: Pair, prompt: Sequence[int], turns: int) -> AfterPrompt:
     """Let every choice have its turns after a long prompt."""
     mtp, draft = sp.MTPChain(), sp.DraftModel(pair.draft)
-    choices = {OFF: DraftToken(None, 0)}
-    choices |= {f"mtp {depth}": DraftToken(mtp, depth) for depth in DEPTHS}
-    choices |= {f"draft {depth}": DraftToken(draft, depth) for depth in (2, 4)}
+    choices = {OFF: Choice(None, 0)}
+    choices |= {f"mtp {depth}": Choice(mtp, depth) for depth in DEPTHS}
+    choices |= {f"draft {depth}": Choice(draft, depth) for depth in (2, 4)}
     rotation = Rotation(choices, turns)
     decoder = sp.Decoder(pair.target, rotation)
     cache: list[object] = []

@@ -19,7 +19,7 @@ ROUNDS: Final = 6
 
 @final
 @attrs.frozen
-class DraftToken:
+class Choice:
     """Who drafts, and how much; nobody at depth 0."""
 
     proposer: Proposer | None
@@ -41,7 +41,7 @@ class Rotation:
         rounds: What each choice did, without the first round of each turn.
     """
 
-    def __init__(self, choices: Mapping[str, DraftToken], turns: int) -> None:
+    def __init__(self, choices: Mapping[str, Choice], turns: int) -> None:
         self._choices = choices
         self._order = [name for _, name in in_turns(list(choices), turns)]
         self._planned = 0

@@ -16,7 +16,7 @@ from speculate.decoding.config import check_model, validated_count
 from speculate.decoding.decoder import Decoder, default_strategy
 from speculate.errors import OptionError, PromptError
 from speculate.proposers.draft_model import DraftModel
-from speculate.protocols import Observer, Rollbackable, SpeculativeModel, Strategy
+from speculate.protocols import Observer, Rollbackable, Sampler, SpeculativeModel, Strategy
 from speculate.sampling.acceptance import SamplerCallable
 from speculate.sampling.options import Sampling
 from speculate.strategies.fixed import MAX_DEPTH, Fixed
@@ -162,7 +162,7 @@ def stream_generate(
     prompt: Prompt,
     *,
     strategy: Strategy | None = None,
-    sampling: Sampling | SamplerCallable | None = None,
+    sampling: Sampling | Sampler | SamplerCallable | None = None,
     max_tokens: int = 256,
     stop: str | Sequence[str] = (),
     chat_template: bool = False,
@@ -179,7 +179,7 @@ def stream_generate(
             the model's own.
         prompt: A string or token ids `(T,)`. On later turns over a cache, only the new part.
         strategy: Which proposer drafts and how many tokens; see `Decoder`.
-        sampling: Sampling options, or an mlx-lm sampler; greedy by default.
+        sampling: Sampling options, a `Sampler`, or an mlx-lm sampler; greedy by default.
         max_tokens: Most tokens to generate; -1 for no limit.
         stop: Stop strings. The text is cut before the first one, even inside a token. The cache
             then holds everything up to the token that completed the stop string.
@@ -223,7 +223,7 @@ def generate(
     prompt: Prompt,
     *,
     strategy: Strategy | None = None,
-    sampling: Sampling | SamplerCallable | None = None,
+    sampling: Sampling | Sampler | SamplerCallable | None = None,
     max_tokens: int = 256,
     stop: str | Sequence[str] = (),
     chat_template: bool = False,

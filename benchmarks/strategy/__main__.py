@@ -101,7 +101,7 @@ def _relative(times: Mapping[Key, float], unit: float) -> dict[Key, float]:
 
 
 def _show_progress(outcomes: Mapping[str, Sequence[Outcome]]) -> None:
-    """The last_token outcome of each strategy that decoded the last_token request."""
+    """The last outcome of each strategy that decoded the last request."""
     some = next(iter(outcomes.values()))[-1]
     last_token = {name: found[-1] for name, found in outcomes.items()}
     times = (

@@ -21,7 +21,7 @@ TRACES: Final = Path(__file__).parents[1] / "data" / "traces.jsonl"
 @final
 @attrs.frozen
 class Recording:
-    """One request. At place `i` the last_token token is `output[i]`.
+    """One request. At place `i` the last token is `output[i]`.
 
     Attributes:
         workload: Its name.

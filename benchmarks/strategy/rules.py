@@ -12,7 +12,7 @@ from speculate.protocols import Plan, Proposer, Round
 
 TIERS: Final = (1, 3, 7)
 WEIGHT: Final = 0.2
-"""Of the last_token accepted length in the moving average."""
+"""Of the last accepted length in the moving average."""
 
 WARM_UP: Final = 10
 INTERVAL: Final = 5

@@ -10,7 +10,17 @@ import attrs
 import mlx.core as mx
 
 from speculate._mx import log_softmax, to_ints
-from speculate.protocols import Commit, Draft, Forward, Plan, Round, Verdict, Verification
+from speculate.errors import SpeculateError
+from speculate.protocols import (
+    Commit,
+    Draft,
+    Forward,
+    Plan,
+    Round,
+    Sampler,
+    Verdict,
+    Verification,
+)
 
 
 @final
@@ -64,13 +74,28 @@ class Block:
             return [self.verification.tokens]
         return [self.verification.accepted, self.verification.tokens, self.draft.tokens]
 
-    def read(self) -> list[int]:
-        """Return the ids that the block yields: the accepted drafts and the bonus token."""
-        tokens = to_ints(self.verification.tokens)
-        if not self.drafted:
-            return tokens
-        self.accepted = cast(int, self.verification.accepted.item())
-        return [*to_ints(self.draft.tokens)[: self.accepted], tokens[self.accepted]]
+    def read(self, sampler: Sampler) -> list[int]:
+        """Return the ids that the block yields: the accepted drafts and the bonus token.
+
+        Args:
+            sampler: Named in errors.
+
+        Raises:
+            SpeculateError: The sampler accepted more drafts than there are, or chose a token
+                that is not in the vocabulary.
+        """
+        tokens, drafted = to_ints(self.verification.tokens), self.drafted
+        accepted = cast(int, self.verification.accepted.item()) if drafted else 0
+        if not 0 <= accepted <= drafted:
+            raise SpeculateError(f"the sampler {sampler} accepted {accepted} of {drafted} drafts")
+        bonus, size = tokens[accepted], self.out.logits.shape[-1]
+        if not 0 <= bonus < size:
+            raise SpeculateError(
+                f"the sampler {sampler} chose token {bonus}, which is not in the model's "
+                f"vocabulary of {size}"
+            )
+        self.accepted = accepted
+        return [*to_ints(self.draft.tokens)[:accepted], bonus] if drafted else [bonus]
 
     def commit(self, ids: Sequence[int], bonus: int | None) -> Commit:
         """Build the commit of the block's first tokens for the proposers.

@@ -198,11 +198,19 @@ def check_sampling(sampling: object, vocab_size: int) -> None:
     """Refuse invalid sampling options.
 
     Raises:
-        OptionError: It is neither a `Sampling` nor a callable, or has ids outside the vocabulary.
+        OptionError: It is not a `Sampling`, a `Sampler` or a callable, or has ids outside the
+            vocabulary.
     """
     if isinstance(sampling, Sampling):
         sampling.check_ids(vocab_size)
-    elif isinstance(sampling, type) or not (sampling is None or callable(sampling)):
+    elif isinstance(sampling, type):
+        raise OptionError(f"sampling: {sampling.__name__} is a class: pass an instance of it")
+    elif not (sampling is None or isinstance(sampling, Sampler) or callable(sampling)):
+        members = sorted(get_protocol_members(Sampler))
+        missing = [name for name in members if not hasattr(sampling, name)]
+        if len(missing) < len(members):
+            kind = type(sampling).__name__
+            raise OptionError(f"sampling: {kind} is not a Sampler: it lacks {', '.join(missing)}")
         refuse("sampling", "a Sampling, such as Sampling(temperature=0.7), or a sampler", sampling)
 
 

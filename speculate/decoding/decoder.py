@@ -29,7 +29,14 @@ from speculate.decoding.stats import Stats
 from speculate.errors import DecoderBusyError
 from speculate.proposers.mtp_chain import MTPChain
 from speculate.proposers.prompt_lookup import PromptLookup
-from speculate.protocols import Observer, Proposer, Rollbackable, SpeculativeModel, Strategy
+from speculate.protocols import (
+    Observer,
+    Proposer,
+    Rollbackable,
+    Sampler,
+    SpeculativeModel,
+    Strategy,
+)
 from speculate.sampling.acceptance import SamplerCallable
 from speculate.sampling.options import Sampling
 from speculate.sampling.sampler import SamplerFactory
@@ -70,11 +77,14 @@ class Decoder:
             the model's own head, if any, and prompt lookup, which drafts only where that is
             expected to save time. Do not share proposers between decoders: their position in
             the sequence would be wrong, which lowers the acceptance rate.
-        sampling: Sampling options, or an mlx-lm sampler. Greedy by default.
+        sampling: Sampling options, a `Sampler` of your own, or an mlx-lm sampler. Greedy by
+            default. The decoder calls the given `Sampler` itself and makes no copies: do not share
+            it with a decoder that runs at the same time, since each would move its position.
         logits_processors: Called as in mlx-lm, `(tokens, logits) -> logits`, with the whole
             sequence so far, once per emitted token. Objects need a `fork` method
             (`ForkableProcessor`). Functions other than mlx-lm's own and the penalties of
-            `Sampling` cost a synchronisation with the device for each token of a block.
+            `Sampling` cost a synchronisation with the device for each token of a block. Not
+            allowed beside a `Sampler`, which processes logits itself.
         kv_bits: Bits per value of quantised full-attention caches; `None` does not quantise.
         kv_group_size: Values that share a scale in quantised caches.
         quantized_kv_start: Sequence length, in tokens, at which quantisation begins.
@@ -95,7 +105,7 @@ class Decoder:
         self,
         model: SpeculativeModel,
         strategy: Strategy | None = None,
-        sampling: Sampling | SamplerCallable | None = None,
+        sampling: Sampling | Sampler | SamplerCallable | None = None,
         logits_processors: Sequence[Callable[[mx.array, mx.array], mx.array]] = (),
         *,
         kv_bits: int | None = None,

@@ -185,7 +185,7 @@ class Generation:
         """Wait for a block, and return the tokens to emit."""
         if self._ahead is None:
             self._target.evaluate(block)
-        ids = block.read()
+        ids = block.read(self._config.sampler)
         self._release_logprobs(1)
         logprobs = BlockLogprobs(block.verification.logits, shared=block.drafted > 0)
         self._logprobs.append(logprobs)

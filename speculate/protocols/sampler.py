@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import attrs
 import mlx.core as mx
-from typing_extensions import Protocol
+from typing_extensions import Protocol, runtime_checkable
 
 from speculate.protocols.proposer import Draft, DraftToken
 
@@ -28,20 +28,29 @@ class Verification:
     logits: mx.array
 
 
+@runtime_checkable
 class Sampler(Protocol):
-    """Chooses the tokens of one sequence.
+    """Chooses the tokens of one sequence at a time; `Decoder(sampling=...)` takes one.
 
     Contract: the output has the distribution of plain decoding, whatever was drafted. A draft
     without a valid distribution (see `Draft`) is rejected together with all later drafts, and a
     token drawn from the target's distribution takes its place.
+
+    A round calls `choose` for the drafted tokens, if the proposer has logits, then `verify`, and
+    `keep` once it is known which tokens were emitted. A sequence may end without the last `keep`.
     """
 
     @property
     def supports_lookahead(self) -> bool:
-        """Whether it may be given a row of logits before the tokens before it are accepted."""
+        """Whether `verify` may be called before the last token is known to be emitted.
+
+        In rounds without drafts the next forward is then launched before the last token is read:
+        `last_token` may be unread, and may turn out to be a stop token, after which nothing
+        follows. `False` for a sampler whose `verify` reads tokens, or has side effects.
+        """
 
     def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
-        """Start a sequence.
+        """Start a sequence, and forget any other: it may have ended in the middle of a round.
 
         Args:
             history: Ids that processors see before the tokens passed to `commit`.
@@ -68,4 +77,8 @@ class Sampler(Protocol):
         """
 
     def commit(self, tokens: mx.array, /) -> None:
-        """Commit tokens `(m,)`, in order: the last token and the accepted drafts."""
+        """Commit tokens `(m,)`, in order: the last token and the accepted drafts.
+
+        At the end of a run and around a pause, tokens that were emitted are committed without
+        another `verify`.
+        """

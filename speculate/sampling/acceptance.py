@@ -11,8 +11,8 @@ from typing_extensions import Protocol
 
 from speculate._mx import log_softmax
 from speculate.protocols import Draft, DraftToken, Verification
-from speculate.sampling.filters import Distribution
 from speculate.sampling.noise import gumbel, key, uniform
+from speculate.sampling.options import Mode
 
 TOKEN_STREAM: Final = 1
 """Noise stream that chooses tokens in mode "coupled"."""
@@ -32,8 +32,35 @@ SamplerCallable = Callable[[mx.array], mx.array]
 """mlx-lm's sampler: log-probabilities `(1, vocabulary)` -> ids `(1,)`."""
 
 
+class TokenDistribution(Protocol):
+    """The distribution that the tokens of one sequence are drawn from.
+
+    Contract: the distribution of a row depends on that row, its position and the seed alone.
+    """
+
+    @property
+    def seed(self) -> int:
+        """Seed of the noise."""
+
+    def log_weights(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
+        """Log-probabilities to draw from, up to a constant for each row.
+
+        Applied to the target's logits, and to a proposer's.
+
+        Args:
+            logits: `(rows, vocabulary)` of any dtype.
+            positions: The sequence position that each row predicts.
+
+        Returns:
+            `(rows, vocabulary)` float32, not normalised; `-inf` for removed tokens.
+        """
+
+
 class AcceptanceRule(Protocol):
-    """Decides how many drafts are accepted, from all rows of a block at once."""
+    """Decides how many drafts are accepted, from all rows of a block at once.
+
+    Made for one sequence: it may count the rounds.
+    """
 
     def choose(self, logits: mx.array, position: int, /) -> DraftToken:
         """Choose a drafted token at `position` from a proposer's logits `(1, vocabulary)`."""
@@ -96,7 +123,7 @@ class Greedy(ExactMatch):
 class Coupled(ExactMatch):
     """Draws tokens from a distribution, with noise that target and proposers share."""
 
-    def __init__(self, distribution: Distribution) -> None:
+    def __init__(self, distribution: TokenDistribution) -> None:
         self._distribution = distribution
 
     def choose(self, logits: mx.array, position: int, /) -> DraftToken:
@@ -128,7 +155,7 @@ class CallablePicker(ExactMatch):
 class _SpeculativeSampling(ABC):
     """Base of the rules that verify drafts by their distributions, with fresh noise per round."""
 
-    def __init__(self, distribution: Distribution) -> None:
+    def __init__(self, distribution: TokenDistribution) -> None:
         self._distribution = distribution
         # After a rejection another draft is made at the same position. The noise of that
         # position has influenced the output already, so each round has noise of its own.
@@ -223,6 +250,26 @@ class BlockVerification(_SpeculativeSampling):
         # The longest prefix whose coin passes; 0 if none does.
         longest = mx.where(coins <= chance, mx.arange(1, k + 1), 0).max()
         return longest.astype(mx.int32), residual
+
+
+def acceptance_rule(distribution: TokenDistribution, mode: Mode = "coupled") -> AcceptanceRule:
+    """Make the rule that verifies the drafts of one sequence.
+
+    Args:
+        distribution: Of the sequence's tokens, with its seed.
+        mode: See `Sampling`. "coupled": the output depends neither on the drafts nor on the
+            proposer. "rejection" and "block": only its distribution is the same.
+
+    Returns:
+        A fresh rule. Its noise depends on the seed and the position, and in the modes
+        "rejection" and "block" also on the number of rounds before: make another one for each
+        sequence.
+    """
+    if mode == "rejection":
+        return Rejection(distribution)
+    if mode == "block":
+        return BlockVerification(distribution)
+    return Coupled(distribution)
 
 
 def at(rows: mx.array, ids: mx.array) -> mx.array:

@@ -79,7 +79,12 @@ def _below(logprobs: mx.array, threshold: mx.array) -> mx.array:
 @final
 @attrs.frozen
 class Distribution:
-    """The distribution that the tokens of one sequence are drawn from, at a temperature above 0."""
+    """The distribution that the options of `Sampling` give the tokens of one sequence.
+
+    Attributes:
+        options: Filters and temperature; the temperature is above 0.
+        seed: Seed of the sequence.
+    """
 
     options: Sampling
     seed: int

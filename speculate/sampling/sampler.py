@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
-from typing import cast, final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, NoReturn, cast, final
 
 import mlx.core as mx
 
+from speculate.errors import OptionError, SpeculateError
 from speculate.protocols import Draft, DraftToken, Sampler, Verification
 from speculate.sampling.acceptance import (
     AcceptanceRule,
-    BlockVerification,
     CallablePicker,
-    Coupled,
     Greedy,
-    Rejection,
     SamplerCallable,
+    acceptance_rule,
 )
 from speculate.sampling.filters import Distribution
 from speculate.sampling.options import Sampling
 from speculate.sampling.processors import Processor, Processors, penalties
 
+INTEGERS: Final[frozenset[mx.Dtype]] = frozenset(
+    (mx.int8, mx.int16, mx.int32, mx.int64, mx.uint8, mx.uint16, mx.uint32, mx.uint64)
+)
+FLOATS: Final[frozenset[mx.Dtype]] = frozenset((mx.bfloat16, mx.float16, mx.float32, mx.float64))
+"""Dtypes of the answers of a caller's sampler."""
+
 
 @final
 class TokenSampler:
-    """Chooses the tokens of one sequence: applies processors, then a rule, to target logits."""
+    """Chooses the tokens of one sequence.
 
-    def __init__(self, rule: AcceptanceRule, processors: Processors) -> None:
-        self._rule = rule
+    Args:
+        make_rule: Makes the rule that verifies drafts and draws tokens, for each sequence.
+        processors: Applied to the target's logits before the rule.
+    """
+
+    def __init__(self, make_rule: Callable[[], AcceptanceRule], processors: Processors) -> None:
+        self._make_rule = make_rule
+        self._rule = make_rule()
         self._processors = processors
         self._history = mx.zeros((0,), dtype=mx.uint32)
         self._position = 0
@@ -39,6 +50,7 @@ class TokenSampler:
         return self._processors.is_stateless
 
     def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
+        self._rule = self._make_rule()
         self._history = mx.array(list(history), dtype=mx.uint32)
         self._position = position
         self._stop_tokens = stop_tokens
@@ -96,25 +108,112 @@ class TokenSampler:
 
 
 @final
+class CheckedSampler:
+    """A caller's sampler, whose answers are checked for what would corrupt the output.
+
+    The checks read types and shapes, which the host knows, and never wait for the device.
+
+    Args:
+        sampler: The caller's.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def __repr__(self) -> str:
+        return type(self._sampler).__name__
+
+    @property
+    def supports_lookahead(self) -> bool:
+        ahead: object = self._sampler.supports_lookahead
+        if ahead is True or ahead is False:
+            return ahead
+        raise SpeculateError(f"{self}.supports_lookahead is {ahead!r}, not True or False")
+
+    def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
+        self._sampler.begin(history, position, stop_tokens)
+
+    def choose(self, logits: mx.array, index: int, /) -> DraftToken:
+        choice = self._sampler.choose(logits, index)
+        if not isinstance(choice, DraftToken):
+            self._refuse("choose() returned", choice, "a DraftToken")
+        self._check("choose() returned a DraftToken whose token", choice.token, (1,), INTEGERS)
+        if choice.logprobs is not None:
+            what = "choose() returned a DraftToken whose array of log-probabilities"
+            self._check(what, choice.logprobs, logits.shape, FLOATS)
+        return choice
+
+    def verify(self, last_token: mx.array, draft: Draft, logits: mx.array, /) -> Verification:
+        verification = self._sampler.verify(last_token, draft, logits)
+        if not isinstance(verification, Verification):
+            self._refuse("verify() returned", verification, "a Verification")
+        rows, vocabulary = logits.shape
+        what = "verify() returned a Verification whose"
+        self._check(f"{what} accepted", verification.accepted, (), INTEGERS)
+        self._check(f"{what} tokens", verification.tokens, (rows,), INTEGERS)
+        found = verification.logits
+        if found is not logits:
+            # Fewer rows are allowed: those after the first rejected draft are not read.
+            shape: tuple[int, ...] = getattr(found, "shape", ())
+            few = len(shape) == 2 and 0 < shape[0] < rows
+            shape = (shape[0] if few else rows, vocabulary)
+            self._check(f"{what} logits", found, shape, FLOATS)
+        return verification
+
+    def commit(self, tokens: mx.array, /) -> None:
+        self._sampler.commit(tokens)
+
+    def _check(
+        self, what: str, value: object, shape: tuple[int, ...], dtypes: frozenset[mx.Dtype]
+    ) -> None:
+        """Refuse anything but an array of a shape and one of some dtypes."""
+        if not isinstance(value, mx.array):
+            self._refuse(f"{what} is", value, "an array")
+        if value.shape != shape or value.dtype not in dtypes:
+            dtype = str(value.dtype).rpartition(".")[2]
+            kind = "integers" if dtypes is INTEGERS else "floating-point numbers"
+            raise SpeculateError(f"{self}.{what} is {value.shape} {dtype}, not {shape} {kind}")
+
+    def _refuse(self, what: str, value: object, wanted: str) -> NoReturn:
+        name = type(value).__name__
+        article = "an" if name[0].lower() in "aeiou" else "a"
+        raise SpeculateError(f"{self}.{what} {article} {name}, not {wanted}")
+
+
+@final
 class SamplerFactory:
     """Makes a sampler for each sequence of a decoder.
 
     Raises:
-        OptionError: A processor may keep state and has no `fork()`.
+        OptionError: A processor may keep state and has no `fork()`, or there are processors
+            beside the caller's sampler.
     """
 
     def __init__(
-        self, sampling: Sampling | SamplerCallable, processors: Sequence[Processor]
+        self, sampling: Sampling | Sampler | SamplerCallable, processors: Sequence[Processor]
     ) -> None:
-        self._sampling = sampling
-        own = penalties(sampling) if isinstance(sampling, Sampling) else []
+        self._given: CheckedSampler | None = None
+        self._sampling: Sampling | SamplerCallable = Sampling()
+        if isinstance(sampling, Sampler):
+            self._given = CheckedSampler(sampling)
+            if processors:
+                raise OptionError(
+                    f"logits_processors cannot be combined with the sampler {self._given}, which "
+                    "gets the model's own logits: apply them in its verify()"
+                )
+        else:
+            self._sampling = sampling
+        own = penalties(self._sampling) if isinstance(self._sampling, Sampling) else []
         self._processors = Processors(own, processors)
 
     def begin_sequence(self) -> tuple[Sampler, int | None]:
         """A sampler for one sequence, and the seed that reproduces it, drawn if none is given.
 
-        The seed is `None` for greedy decoding and for an mlx-lm sampler.
+        Without a seed in the options, one is drawn. It is `None` for greedy decoding, for the
+        caller's sampler and for an mlx-lm sampler.
         """
+        if self._given is not None:
+            return self._given, None
         seed: int | None = None
         if isinstance(self._sampling, Sampling) and self._sampling.temperature > 0:
             seed = self._sampling.seed
@@ -125,18 +224,15 @@ class SamplerFactory:
 
     def sampler(self, seed: int) -> Sampler:
         """A sampler that continues with the current state of the processors."""
-        return TokenSampler(_acceptance_rule(self._sampling, seed), self._processors)
+        if self._given is not None:
+            return self._given
+        return TokenSampler(lambda: _rule(self._sampling, seed), self._processors)
 
 
-def _acceptance_rule(sampling: Sampling | SamplerCallable, seed: int) -> AcceptanceRule:
+def _rule(sampling: Sampling | SamplerCallable, seed: int) -> AcceptanceRule:
     """The acceptance rule for one sequence."""
     if not isinstance(sampling, Sampling):
         return CallablePicker(sampling)
     if sampling.temperature == 0:
         return Greedy()
-    distribution = Distribution(sampling, seed)
-    if sampling.mode == "rejection":
-        return Rejection(distribution)
-    if sampling.mode == "block":
-        return BlockVerification(distribution)
-    return Coupled(distribution)
+    return acceptance_rule(Distribution(sampling, seed), sampling.mode)

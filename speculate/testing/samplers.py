@@ -314,6 +314,26 @@ class SamplerTests(ABC):
                 require(one.sequence == other.sequence, said)
 
     @contract
+    def test_begin_forgets_the_sequence_before(self) -> None:
+        """After another sequence, a sampler emits the tokens of a fresh one.
+
+        The other sequence is left in the middle of a round, as after an error: its last block
+        is verified, and not kept.
+        """
+        if not self.draws_itself:
+            return
+        target, source = MarkovTarget(), sampled_drafts(MarkovTarget(2))
+        sampler = self.make_sampler()
+        other = SamplerRun(sampler, MarkovTarget(2))
+        for depth in DEPTHS:
+            other.round(source(other, depth))
+        last_token = mx.array(other.sequence[-1:], dtype=mx.uint32)
+        sampler.verify(last_token, no_drafts(other, 0), target.logits[last_token])
+        found = generate(sampler, target, 20, source, DEPTHS)
+        fresh = generate(self.make_sampler(), target, 20, source, DEPTHS)
+        require(found == fresh, f"{found} after another sequence instead of {fresh}")
+
+    @contract
     def test_correct_drafts_are_accepted(self) -> None:
         """Most drafts drawn from the target's own distribution are accepted.
 

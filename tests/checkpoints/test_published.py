@@ -21,7 +21,7 @@ from tests.support import checkpoint_files as tiny
 from tests.support import reference as kit
 from tests.support import tokenizers as words
 
-DraftToken = Mapping[str, tuple[int, int, str]]
+Choice = Mapping[str, tuple[int, int, str]]
 MANY = 256
 """Experts of the builds that list them one by one."""
 
@@ -45,7 +45,7 @@ class Build:
 
     tensors: int
     head: Callable[[], tiny.Weights]
-    choice: DraftToken = attrs.field(factory=dict)
+    choice: Choice = attrs.field(factory=dict)
     layout: Callable[[tiny.Weights], tiny.Weights] = dict
     prefix: str = "mtp."
     file: str = "mtp.safetensors"
@@ -66,7 +66,7 @@ DENSE = tiny.matrices(tiny.make_head())
 SPARSE = tiny.matrices(tiny.make_head(experts=True))
 
 
-def packed(modules: list[str], bits: int = 4, group: int = 32) -> DraftToken:
+def packed(modules: list[str], bits: int = 4, group: int = 32) -> Choice:
     return dict.fromkeys(modules, (bits, group, "affine"))
 
 

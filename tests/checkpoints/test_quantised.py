@@ -19,10 +19,10 @@ from speculate.errors import CheckpointError
 from speculate.models.mtp import QwenMTPHead, build_head
 from tests.support import checkpoint_files as tiny
 
-DraftToken = dict[str, tuple[int, int, str]]
+Choice = dict[str, tuple[int, int, str]]
 
 DENSE = tiny.matrices(tiny.make_head())
-MIXED: DraftToken = {
+MIXED: Choice = {
     "fc": (6, 64, "affine"),
     "layers.0.self_attn.q_proj": (4, 32, "affine"),
     "layers.0.self_attn.o_proj": (8, 64, "affine"),
@@ -30,7 +30,7 @@ MIXED: DraftToken = {
     "layers.0.mlp.down_proj": (3, 32, "affine"),
     "layers.0.self_attn.v_proj": (8, 32, "mxfp8"),
 }
-CHOICES: dict[str, DraftToken] = {
+CHOICES: dict[str, Choice] = {
     **{f"{b} bits": dict.fromkeys(DENSE, (b, 32, "affine")) for b in (1, 2, 3, 4, 5, 6, 8)},
     "groups of 128": {"fc": (4, 128, "affine")},
     "mxfp4": dict.fromkeys(DENSE, (4, 32, "mxfp4")),
@@ -50,7 +50,7 @@ def logits(head: object) -> mx.array:
 
 
 def check(
-    path: Path, family: str, plain: tiny.Weights, stored: tiny.Weights, choice: DraftToken
+    path: Path, family: str, plain: tiny.Weights, stored: tiny.Weights, choice: Choice
 ) -> None:
     """Read `stored`, and compare it with a plain head that is quantised in memory."""
     model, tensors = tiny.as_stock(tiny.make_model(family)), read(path, stored)
@@ -70,7 +70,7 @@ def check(
 
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("raw", [True, False], ids=["raw norms", "gains"])
-def test_every_packing(tmp_path: Path, choice: DraftToken, raw: bool) -> None:
+def test_every_packing(tmp_path: Path, choice: Choice, raw: bool) -> None:
     head = tiny.make_head()
     packed = tiny.quantised(tiny.raw(head) if raw else head, choice)
     check(tmp_path, "qwen3_5", head, packed, choice)

@@ -32,7 +32,7 @@ def test_a_round_without_drafts_launches_the_next_step_before_it_is_read(
     # The prompt, its last token, and the token that was just emitted.
     assert model.widths == [len(kit.PROMPT) - 1, 1, 1]
     next(running)
-    # Whoever drafts next needs to know the last_token token first.
+    # Whoever drafts next needs to know the last token first.
     assert model.widths[3:] == ([1] if len(depths) == 1 else [])
 
 

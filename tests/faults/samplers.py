@@ -41,7 +41,7 @@ class RuleTests(SamplerTests):
     part: ClassVar[Callable[[Distribution], AcceptanceRule]]
 
     def make_sampler(self) -> Sampler:
-        return TokenSampler(type(self).part(DISTRIBUTION), Processors(()))
+        return TokenSampler(lambda: type(self).part(DISTRIBUTION), Processors(()))
 
 
 class RejectionTests(RuleTests):
@@ -263,3 +263,22 @@ class RejectedTokensStayInTheHistory:
             return verification
 
         patch.setattr(TokenSampler, "verify", remembering)
+
+
+@fault(
+    "A sampler continues the noise of the sequence before.",
+    caught_by="test_begin_forgets_the_sequence_before",
+)
+class RoundsAreCountedAcrossSequences:
+    suite = TestRejection
+
+    @staticmethod
+    def plant(patch: Patch) -> None:
+        begin = TokenSampler.begin
+
+        def continuing(self: Any, history: Any, position: int, stop_tokens: Any, /) -> None:
+            rule = self._rule
+            begin(self, history, position, stop_tokens)
+            self._rule = rule
+
+        patch.setattr(TokenSampler, "begin", continuing)

@@ -64,7 +64,7 @@ class KnowingHead:
         return Forward(logits[None], hidden)
 
     def rows(self) -> list[Row]:
-        """Every row of the last_token cache."""
+        """Every row of the latest cache."""
         layer = self.caches[-1]
         if layer.keys is None:
             return []

@@ -106,7 +106,7 @@ class WatchedModel(PassingModel):
 
     Attributes:
         widths: Tokens of each forward.
-        cache: What the last_token forward was fed into.
+        cache: What the latest forward was fed into.
     """
 
     def __init__(self, model: SpeculativeModel, tick: Tick = quiet, place: str = "target") -> None:
@@ -127,7 +127,7 @@ class WatchedModel(PassingModel):
         return out
 
     def lengths(self) -> set[int]:
-        """Tokens in each layer of the last_token cache."""
+        """Tokens in each layer of the latest cache."""
         return {layer.length() for layer in self.cache if isinstance(layer, Rollbackable)}
 
 
@@ -189,7 +189,7 @@ class WatchedProposer:
     """A proposer whose calls are counted, and whose drafts are remembered.
 
     Attributes:
-        drafts: Length of the text before the last_token token, the last_token token, and the draft.
+        drafts: Length of the text before the last token, the last token, and the draft.
         commits: Tokens, drafted and accepted of each commit; -1 where there was no verdict.
         begins: Positions of the texts that it was told to forget.
     """

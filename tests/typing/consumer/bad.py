@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import mlx.core as mx
 
@@ -12,12 +12,16 @@ from speculate.protocols import (
     Commit,
     Draft,
     DraftSampler,
+    DraftToken,
     Observer,
     Plan,
     Proposer,
     Round,
+    Sampler,
     Strategy,
+    Verification,
 )
+from speculate.sampling import acceptance_rule
 
 
 class NoSettle:
@@ -35,9 +39,7 @@ class NoSettle:
 
 class ListsDrafts(NoSettle):
     def settle(self) -> None: ...
-    def propose(
-        self, last_token: mx.array, limit: int, choose: DraftSampler, /
-    ) -> list[int]:  # wrong
+    def propose(self, last_token: mx.array, n: int, choose: DraftSampler, /) -> list[int]:  # wrong
         return [1]
 
 
@@ -83,6 +85,23 @@ class PlansNumbers:
 def observes_plans(plan: Plan) -> None: ...
 
 
+class NoCommit:
+    supports_lookahead = True
+
+    def begin(
+        self, history: Sequence[int], position: int, stop_tokens: Collection[int], /
+    ) -> None: ...
+    def choose(self, logits: mx.array, index: int, /) -> DraftToken:
+        return DraftToken(logits)
+
+    def verify(self, last_token: mx.array, draft: Draft, logits: mx.array, /) -> Verification:
+        return Verification(logits, logits, logits)
+
+
+class CommitsIds(NoCommit):
+    def commit(self, tokens: list[int], /) -> None: ...
+
+
 class HalfAModel:
     vocab_size = 10
     eos_token_ids = frozenset[int]()
@@ -99,6 +118,8 @@ no_settle: Proposer = NoSettle()  # wrong
 numbered: Proposer = NumberedName()  # wrong
 no_plan: Strategy = NoPlan()  # wrong
 plans_numbers: Strategy = PlansNumbers()  # wrong
+no_commit: Sampler = NoCommit()  # wrong
+commits_ids: Sampler = CommitsIds()  # wrong
 wrong_event: Observer = observes_plans  # wrong
 half: SpeculativeModel = HalfAModel()  # wrong
 
@@ -106,6 +127,9 @@ half: SpeculativeModel = HalfAModel()  # wrong
 def misuse(model: SpeculativeModel) -> None:
     sp.Decoder(model, sp.MTPChain())  # wrong
     sp.Decoder(HalfAModel())  # wrong
+    sp.Decoder(model, sampling=NoCommit())  # wrong
+    sp.Decoder(model, sampling=NoCommit)  # wrong
+    acceptance_rule(NoCommit(), "rejection")  # wrong
     sp.Fixed("mtp", 3)  # wrong
     sp.Adaptive(sp.MTPChain(), clock="sundial")  # wrong
     sp.Adaptive(sp.Off())  # wrong

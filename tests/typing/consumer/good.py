@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast, final
 
 import mlx.core as mx
@@ -14,18 +14,22 @@ from speculate.protocols import (
     Commit,
     Draft,
     DraftSampler,
+    DraftToken,
     Observer,
     Plan,
     Proposer,
     Rollbackable,
     Round,
+    Sampler,
     Strategy,
+    Verification,
 )
+from speculate.sampling import Mode, acceptance_rule
 
 
 @final
 class Repeats:
-    """Drafts the last_token token again."""
+    """Drafts the last token again."""
 
     def __init__(self) -> None:
         self._position = 0
@@ -73,6 +77,35 @@ class EveryOther:
     def observe(self, round: Round, /) -> None: ...
 
 
+@final
+class Flat:
+    """Draws every token with the same probability."""
+
+    supports_lookahead = True
+
+    def __init__(self, seed: int, mode: Mode = "rejection") -> None:
+        self.seed = seed
+        self._mode: Mode = mode
+        self.begin((), 0, ())
+
+    def log_weights(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
+        return mx.zeros(logits.shape)
+
+    def begin(self, history: Sequence[int], position: int, stop_tokens: Collection[int], /) -> None:
+        self._rule = acceptance_rule(self, self._mode)
+        self._next = position + 1
+
+    def choose(self, logits: mx.array, index: int, /) -> DraftToken:
+        return self._rule.choose(logits, self._next + index)
+
+    def verify(self, last_token: mx.array, draft: Draft, logits: mx.array, /) -> Verification:
+        positions = range(self._next, self._next + logits.shape[0])
+        return self._rule.verify(logits, positions, draft)
+
+    def commit(self, tokens: mx.array, /) -> None:
+        self._next += tokens.shape[0]
+
+
 def observe_round(round: Round) -> None:
     print(round.index, round.proposer, round.accepted, round.seconds)
 
@@ -101,6 +134,12 @@ def main() -> None:
     ids: list[int] = [token.id for token in decoder.generate([1, 2, 3], max_tokens=4)]
     rates: list[float] = [decoder.stats.mean_acceptance_length]
     text: str = sp.generate(model, tokenizer, "def f(", max_tokens=4)
+    sampler: Sampler = Flat(seed=3)
+    text += sp.generate(model, tokenizer, "def f(", max_tokens=4, sampling=sampler)
+    for response in sp.stream_generate(model, tokenizer, ids, max_tokens=4, sampling=Flat(4)):
+        text += response.text
+    for token in sp.Decoder(model, sampling=sampler).generate(ids, 4):
+        ids.append(token.id)
     other = sp.Decoder(model, strategy)
     for token in other.generate(mx.array(ids), 4, prompt_cache=list(model.make_cache())):
         name: str | None = token.proposer

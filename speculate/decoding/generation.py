@@ -172,12 +172,10 @@ class Generation:
 
     def _plain_block(self, last_token: mx.array, plan: Plan) -> Block:
         """Feed the last token `(1,)` alone, possibly unread, and start the device on it."""
-        block = Block(plan, 0)
+        block, sampler = Block(plan, 0), self._config.sampler
         block.draft = self._config.proposers.no_draft
         block.out = self._target.forward(last_token, block.draft)
-        block.verification = self._config.sampler.verify(
-            last_token, block.draft, block.out.logits[0]
-        )
+        block.verification = sampler.verify(last_token, block.draft, block.out.logits[0])
         self._target.submit(block)
         return block
 
@@ -334,11 +332,10 @@ class Generation:
 
     def _pause(self) -> None:
         self._keep_emitted()
-        unfed = self._text[self._committed :]
         if self._block is not None and self._block.emitted < self._block.length:
             # The rest of the block is verified: it will be emitted, and fed with the next round.
-            self._feed(unfed)
-        elif self._ahead is None and unfed:
+            self._feed(self._text[self._committed :])
+        elif self._ahead is None and self.pending is not None:
             self._ahead = self._plain_block(self._last_token(), Plan())
             self._keep(self._ahead, 0)
         if self._ahead is not None:

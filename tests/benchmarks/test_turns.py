@@ -10,7 +10,7 @@ import pytest
 import speculate as sp
 from benchmarks.prompts import KINDS, prompts
 from benchmarks.report import Table
-from benchmarks.rotation import ROUNDS, DraftToken, Rotation
+from benchmarks.rotation import ROUNDS, Choice, Rotation
 from benchmarks.spread import Spread
 from benchmarks.texts import Decoded, Measured, compare, ratio
 from benchmarks.turns import Turn, in_turns, rounds, take_turns
@@ -60,7 +60,7 @@ def test_a_ratio_is_taken_text_by_text() -> None:
 
 def test_a_rotation_gives_each_choice_its_rounds_and_leaves_out_the_first() -> None:
     lookup = sp.PromptLookup()
-    rotation = Rotation({"off": DraftToken(None, 0), "lookup": DraftToken(lookup, 2)}, turns=2)
+    rotation = Rotation({"off": Choice(None, 0), "lookup": Choice(lookup, 2)}, turns=2)
     depths = []
     while not rotation.done:
         plan = rotation.plan(None)

@@ -246,7 +246,7 @@ def test_half_a_sampler_is_refused_by_what_it_lacks() -> None:
 
         def verify(self, *_: object) -> None: ...
 
-    with pytest.raises(OptionError, match=r"sampling: Half .*choose, keep"):
+    with pytest.raises(OptionError, match=r"sampling: Half .*choose, commit"):
         sp.Decoder(MODEL, sampling=cast(Any, Half()))
 
 

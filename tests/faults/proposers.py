@@ -142,6 +142,10 @@ class ForecastsANegativeBucket(Delegating):
     def __init__(self) -> None:
         self.inner = self.lookup = PromptLookup()
 
+    @property
+    def free(self) -> bool:
+        return True
+
     def forecast(self) -> Forecast:
         found = self.lookup.forecast()
         return found if found.length else Forecast(-1, 0)
@@ -179,6 +183,10 @@ class CommitsOfOthersAreIgnored(Lookup):
 class ScoresDependOnTheRounds(Delegating):
     def __init__(self) -> None:
         self.inner = self.lookup = PromptLookup()
+
+    @property
+    def free(self) -> bool:
+        return True
 
     def forecast(self) -> Forecast:
         return self.lookup.forecast()

@@ -64,9 +64,7 @@ def test_drafts_are_those_of_a_scan(
     ("text", "draft"),
     [
         pytest.param([1, 2, 3, 9, 8, 1, 2, 3], [9, 8, 1, 2, 3, 9], id="longest match"),
-        pytest.param(
-            [7, 1, 2, 5, 9, 1, 2, 6, 7, 1, 2], [5, 9, 1, 2, 6, 7], id="not the latest"
-        ),
+        pytest.param([7, 1, 2, 5, 9, 1, 2, 6, 7, 1, 2], [5, 9, 1, 2, 6, 7], id="not the latest"),
         pytest.param([1, 2, 5, 0, 1, 2, 6, 0, 3, 1, 2], [6, 0, 3, 1, 2, 6], id="latest of two"),
         pytest.param([4, 4, 4], [4, 4, 4, 4, 4, 4], id="one token over and over"),
         pytest.param([0, 0, 0], [0, 0, 0, 0, 0, 0], id="id 0 over and over"),

@@ -37,6 +37,10 @@ class Raising(Guesser):
         self.where = where
         self.asked = 0
 
+    @property
+    def free(self) -> bool:
+        return True
+
     def forecast(self) -> Forecast:
         self._pass("forecast")
         return Forecast(3, 16)
@@ -120,6 +124,10 @@ class Reporting(Guesser):
     ) -> None:
         super().__init__("lookup", 0.0, 1.0)
         self._reported = forecast, scores, behind
+
+    @property
+    def free(self) -> bool:
+        return True
 
     def forecast(self) -> Forecast:
         return cast(Forecast, self._reported[0])

@@ -103,6 +103,10 @@ class Scripted(Guesser):
         super().__init__("lookup", 0.0, 0.9)
         self._chances = chances
 
+    @property
+    def free(self) -> bool:
+        return True
+
     def forecast(self) -> Forecast:
         return NOTHING
 

@@ -98,6 +98,10 @@ class Finder(Guesser):
         self._place = 0
         self.finds: Callable[[int], bool] = lambda place: True
 
+    @property
+    def free(self) -> bool:
+        return True
+
     def forecast(self) -> Forecast:
         found = self.finds(self._place)
         return Forecast(self._kind, self.longest) if found else Forecast(0, 0)

@@ -124,7 +124,6 @@ def test_who_abstains_has_no_costs() -> None:
     assert set(strategy.costs[0].draft) == {"mtp"}
 
 
-@final
 class Forecasting(WatchedProposer):
     """A proposer that forecasts always the same, and may be free."""
 
@@ -138,7 +137,6 @@ class Forecasting(WatchedProposer):
         return ()
 
 
-@final
 class Free(WatchedProposer):
     """A proposer that says whether it is free, and forecasts nothing."""
 

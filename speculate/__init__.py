@@ -15,6 +15,8 @@ from speculate.strategies.adaptive import Adaptive
 from speculate.strategies.fixed import Fixed, Off
 from speculate.text import generate, stream_generate
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Adaptive",
     "Decoder",

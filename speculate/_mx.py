@@ -58,3 +58,9 @@ def fingerprint(module: object) -> str:
     for name, weight in cast("list[tuple[str, mx.array]]", tree_flatten(parameters)):
         digest.update(f"{name} {weight.shape} {weight.dtype}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def mlx_version() -> str:
+    """Return the version of MLX."""
+    found: str = mx.__version__  # type: ignore[attr-defined]  # not in its stubs
+    return found

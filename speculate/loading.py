@@ -176,8 +176,7 @@ def adapt(
         OptionError: An option cannot be used.
     """
     from speculate.models.adapter import StockAdapter
-    from speculate.models.registry import adapter_for, is_built_in
-    from speculate.models.stock_check import check_against_stock
+    from speculate.models.registry import adapter_for, check_against_stock, is_built_in
 
     stop = frozenset(validated_ids("eos_token_ids", eos_token_ids))
     validated_mapping("vocabulary", vocabulary)

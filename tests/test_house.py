@@ -13,7 +13,6 @@ MAX_FUNCTION_LINES = 60
 TORN_BELOW_LINES = 100
 
 SINGLE_IMPORTER = {
-    "speculate.backends.fed_tokens": "pure bookkeeping of `group`, tested without caches",
     "speculate.cli.demo": "a command",
     "speculate.models.gpt_oss": "a model family",
     "speculate.models.qwen3_5": "a model family",

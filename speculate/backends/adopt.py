@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import entry_points
-from typing import Final, cast
+from typing import Final, Never, TypeVar, cast
 
-import mlx.core as mx
+import attrs
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
+from typing_extensions import Protocol
 
 from speculate.backends.arrays import RewindableArraysCache
+from speculate.backends.base import BaseCache, StockContent
 from speculate.backends.cache_list import RewindableCacheList
-from speculate.backends.group import StartsLate, join
+from speculate.backends.group import group_of, join
 from speculate.backends.kv import RewindableKVCache, RewindableQuantizedKVCache
 from speculate.backends.rotating import RewindableRotatingKVCache
 from speculate.errors import CannotRewindError, OptionError
@@ -20,7 +23,31 @@ from speculate.protocols import Rollbackable
 ENTRY_POINTS: Final = "speculate.backends"
 """Entry-point group: class name of a cache -> callable that adopts one."""
 
-_STOCK: Final = (KVCache, QuantizedKVCache, RotatingKVCache, ArraysCache)
+StockT = TypeVar("StockT")
+StockT_contra = TypeVar("StockT_contra", contravariant=True)
+
+
+class Backend(Protocol[StockT_contra]):
+    """The class of a rewindable cache that replaces a class of mlx-lm's."""
+
+    def adopt(self, stock: StockT_contra, length: int, /) -> Rollbackable:
+        """Move the content in; `length` is that of the other layers, if `stock` has none."""
+
+    def inspect(self, stock: StockT_contra, /) -> StockContent:
+        """Return what is known of `stock`, and change nothing."""
+
+
+_BACKENDS: Final[Mapping[type, Backend[Never]]] = {
+    KVCache: RewindableKVCache,
+    QuantizedKVCache: RewindableQuantizedKVCache,
+    RotatingKVCache: RewindableRotatingKVCache,
+    ArraysCache: RewindableArraysCache,
+}
+
+
+def _backend(stock: type[StockT]) -> Backend[StockT] | None:
+    """Return the backend of exactly this class, if it is in the table."""
+    return cast("Backend[StockT] | None", _BACKENDS.get(stock))
 
 
 def adopt(caches: Sequence[object], *, position: int = 0) -> list[Rollbackable]:
@@ -39,20 +66,21 @@ def adopt(caches: Sequence[object], *, position: int = 0) -> list[Rollbackable]:
         OptionError: Two layers share a cache. Nothing was moved.
     """
     refuse_shared(caches)
+    moves = []
     for layer, cache in enumerate(caches):
-        reason = _refusal(cache)
-        if reason is not None:
-            raise CannotRewindError(f"layer {layer}: {reason}")
+        try:
+            moves.append(_adopter(cache))
+        except CannotRewindError as error:
+            raise CannotRewindError(f"layer {layer}: {error}") from None
     if caches and all(isinstance(cache, Rollbackable) for cache in caches):
         return [cache for cache in caches if isinstance(cache, Rollbackable)]
     restore = contents(caches)
     try:
-        length = max((_length(cache) for cache in caches), default=0)
-        adopted = join([_adopt(cache, length) for cache in caches])
-        if position:
-            for cache in adopted:
-                if isinstance(cache, StartsLate):
-                    cache.start_at(position)
+        length = max((_inspect(part).length or 0 for part in _flat(caches)), default=0)
+        adopted = join([move(length) for move in moves])
+        for cache in adopted:
+            if position and isinstance(cache, BaseCache):
+                cache.start_at(position)
         return adopted
     except BaseException:
         restore()
@@ -63,9 +91,13 @@ def release(caches: Sequence[Rollbackable]) -> list[object]:
     """Move the content of rewindable caches into caches of mlx-lm: all of them or none.
 
     Raises:
+        RewindError: Tokens wait to be replayed. Nothing was moved.
         Exception: What a cache raised. All hold what they held before, and the call can be
             repeated.
     """
+    group = group_of(caches)
+    if group is not None:
+        group.require_replayed()
     restore = contents(caches)
     try:
         return [cache.release() for cache in caches]
@@ -80,9 +112,8 @@ def contents(caches: Sequence[object]) -> Callable[[], None]:
     It protects the short time in which content moves from one cache to another, attribute by
     attribute: an interrupt or a failure may come between any two.
     """
-    parts = [part for cache in caches for _, part in _parts(cache)]
     # An object without attributes of its own holds nothing, and is refused later.
-    now: list[dict[str, object]] = [getattr(part, "__dict__", {}) for part in parts]
+    now: list[dict[str, object]] = [getattr(part, "__dict__", {}) for part in _flat(caches)]
     held = [(attributes, dict(attributes)) for attributes in now]
 
     def restore() -> None:
@@ -106,7 +137,8 @@ def refuse_shared(*lists: Sequence[object]) -> None:
         for layer, cache in enumerate(caches):
             of_list = f" of list {number}" if len(lists) > 1 else ""
             for place, part in _parts(cache, f"layer {layer}{of_list}"):
-                shared = next((o for o in map(owners.get, {id(part), *_rows(part)}) if o), None)
+                held = {id(part), *map(id, _inspect(part).rows)}
+                shared = next((o for o in map(owners.get, held) if o), None)
                 if shared is not None:
                     what = "one" if shared[1] is part else "the rows of one"
                     raise OptionError(
@@ -114,7 +146,7 @@ def refuse_shared(*lists: Sequence[object]) -> None:
                         "would overwrite what the other stores: give every layer a cache of its "
                         "own, from model.make_cache() or mlx_lm's make_prompt_cache(model)"
                     )
-                owners |= dict.fromkeys({id(part), *_rows(part)}, (place, part))
+                owners |= dict.fromkeys(held, (place, part))
 
 
 def _parts(cache: object, place: str = "") -> Iterator[tuple[str, object]]:
@@ -125,83 +157,61 @@ def _parts(cache: object, place: str = "") -> Iterator[tuple[str, object]]:
             yield from _parts(member, f"member {index} of {place}")
 
 
-def _rows(cache: object) -> set[int]:
-    """Return ids of the buffers that a cache writes in place; a state's entries are not."""
-    if not isinstance(cache, KVCache | QuantizedKVCache | RotatingKVCache):
-        return set()
-    buffers = (cache.keys, cache.values)
-    rows = [part for one in buffers for part in (one if isinstance(one, tuple | list) else [one])]
-    return {id(part) for part in rows if part is not None}
+def _flat(caches: Sequence[object]) -> list[object]:
+    return [part for cache in caches for _, part in _parts(cache)]
 
 
-def _refusal(cache: object) -> str | None:
-    """Return why a cache cannot be adopted; `None` if it can."""
-    if isinstance(cache, Rollbackable):
-        return None
-    if type(cache) is CacheList:
-        return next((why for why in map(_refusal, cache.caches) if why is not None), None)
-    if type(cache) not in _STOCK and _third_party(cache) is None:
-        return (
-            f"no backend can rewind a {type(cache).__name__}. Write one (see 'Writing a "
-            f"backend') and name it in the entry points '{ENTRY_POINTS}'."
-        )
-    if _batch(cache) != 1:
-        return "batched caches are not supported yet; decode one sequence at a time"
-    return None
-
-
-def _batch(cache: object) -> int:
-    """Return the number of sequences in a cache; 0 if it is padded for several."""
-    if isinstance(cache, ArraysCache):
-        padded = cache.left_padding is not None or cache.lengths is not None
-        return 0 if padded else int(cache.batch_size)
-    if isinstance(cache, QuantizedKVCache):
-        packed = cast("Sequence[mx.array] | None", cache.keys)
-        return 1 if packed is None else packed[0].shape[0]
-    if isinstance(cache, KVCache | RotatingKVCache) and cache.keys is not None:
-        return int(cache.keys.shape[0])
-    return 1
+def _inspect(part: object) -> StockContent:
+    """Return what is known of a cache, by its own class or the nearest one in the table."""
+    kind: type[object] = next((one for one in type(part).__mro__ if one in _BACKENDS), object)
+    backend = _backend(kind)
+    found = StockContent() if backend is None else backend.inspect(part)
+    return attrs.evolve(found, length=part.length()) if isinstance(part, Rollbackable) else found
 
 
 def knows_length(cache: object) -> bool:
     """Return whether a cache knows how many tokens it was fed: a recurrent state does not."""
-    if isinstance(cache, CacheList):
-        return any(knows_length(member) for member in cache.caches)
-    return isinstance(cache, Rollbackable | KVCache | QuantizedKVCache | RotatingKVCache)
+    return any(_inspect(part).length is not None for part in _flat([cache]))
 
 
-def _length(cache: object) -> int:
-    """Return the tokens in a cache; 0 for a recurrent state, which does not count them."""
+def _adopter(cache: object) -> Callable[[int], Rollbackable]:
+    """Return what moves the content of a cache, given the length of the other layers.
+
+    Raises:
+        CannotRewindError: There is none.
+    """
     if isinstance(cache, Rollbackable):
-        return cache.length()
-    if isinstance(cache, CacheList):
-        return max((_length(member) for member in cache.caches), default=0)
-    if isinstance(cache, KVCache | QuantizedKVCache | RotatingKVCache):
-        return int(cache.offset)
-    return 0
+        return lambda length: cache
+    if type(cache) is CacheList:
+        parts = [_adopter(part) for part in cache.caches]
+        return lambda length: RewindableCacheList([move(length) for move in parts], cache)
+    backend = _backend(type(cache))
+    move = _third_party(cache) if backend is None else partial(backend.adopt, cache)
+    if _inspect(cache).batch != 1:
+        raise CannotRewindError(
+            "batched caches are not supported yet; decode one sequence at a time"
+        )
+    return move
 
 
-def _adopt(cache: object, length: int) -> Rollbackable:
-    if isinstance(cache, Rollbackable):
-        return cache
-    if isinstance(cache, CacheList):
-        return RewindableCacheList([_adopt(c, length) for c in cache.caches], cache)
-    if isinstance(cache, ArraysCache):
-        return RewindableArraysCache.adopt(cache, length)
-    if isinstance(cache, KVCache):
-        return RewindableKVCache.adopt(cache)
-    if isinstance(cache, QuantizedKVCache):
-        return RewindableQuantizedKVCache.adopt(cache)
-    if isinstance(cache, RotatingKVCache):
-        return RewindableRotatingKVCache.adopt(cache)
-    adopt_it = _third_party(cache)
-    if adopt_it is None:
-        raise CannotRewindError(f"no backend can rewind a {type(cache).__name__}")
-    return adopt_it(cache)
+def _third_party(cache: object) -> Callable[[int], Rollbackable]:
+    """Return what another package moves the content of a cache with.
 
-
-def _third_party(cache: object) -> Callable[[object], Rollbackable] | None:
-    for entry in entry_points(group=ENTRY_POINTS, name=type(cache).__name__):
-        adopt_it: Callable[[object], Rollbackable] = entry.load()
-        return adopt_it
-    return None
+    Raises:
+        CannotRewindError: No package does, or several do.
+    """
+    name = type(cache).__name__
+    found = list(entry_points(group=ENTRY_POINTS, name=name))
+    if not found:
+        raise CannotRewindError(
+            f"no backend can rewind a {name}. Write one (see 'Writing a backend') and name it in "
+            f"the entry points '{ENTRY_POINTS}'."
+        )
+    # A package that is on the path twice is found twice.
+    if len(found) > 1 and len(values := sorted({entry.value for entry in found})) > 1:
+        raise CannotRewindError(
+            f"several packages name a backend for {name} in the entry points '{ENTRY_POINTS}': "
+            f"{' and '.join(values)}. Uninstall all but one of them."
+        )
+    adopt_it: Callable[[object], Rollbackable] = found[0].load()
+    return lambda length: adopt_it(cache)

@@ -11,8 +11,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 from typing_extensions import override
 
-from speculate.backends.base import check_trim
-from speculate.backends.group import RECORD_WINDOW, GroupMember
+from speculate.backends.base import BaseCache, StockContent
+from speculate.backends.group import RECORD_WINDOW
 from speculate.errors import RewindError
 from speculate.protocols import DeferredState, Entries
 
@@ -99,23 +99,8 @@ class RollbackLog:
             n = -left
 
 
-@attrs.frozen(eq=False)
-class BlockStart:
-    """The state of a cache when a forward began, by reference.
-
-    Attributes:
-        length: Tokens fed.
-        content: Its content.
-        last: The last record.
-    """
-
-    length: int
-    content: Content
-    last: Record | None
-
-
 @final
-class RewindableArraysCache(GroupMember, ArraysCache):
+class RewindableArraysCache(BaseCache, ArraysCache):
     """`ArraysCache` that rolls back by what its layer recorded.
 
     A layer that knows its recurrence calls `record_rollback`, and can be rewound to any token.
@@ -130,19 +115,21 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         length: Tokens that the state has consumed already.
     """
 
+    batch_size: int = 1
+    """Number of sequences. mlx-lm's reads the entries, which would carry out a deferred rewind."""
     _content: Content
 
     def __init__(self, size: int, length: int = 0) -> None:
         ArraysCache.__init__(self, size)
         self._length = length
         self._log = RollbackLog()
-        self._speculating = False
         self._unrecorded = False
-        self._open: BlockStart | None = None
+        # Length, content and last record when the present forward began.
+        self._open: tuple[int, Content, Record | None] | None = None
         self._source: ArraysCache | None = None
 
     @classmethod
-    def adopt(cls, stock: ArraysCache, length: int = 0) -> RewindableArraysCache:
+    def adopt(cls, stock: ArraysCache, length: int = 0, /) -> RewindableArraysCache:
         """Move the entries out of `stock`, which `release` refills."""
         cache = cls(len(stock.cache), length)
         cache.cache = [*stock.cache]
@@ -150,8 +137,13 @@ class RewindableArraysCache(GroupMember, ArraysCache):
         cache._source = stock
         return cache
 
-    def release(self) -> ArraysCache:
-        self.require_replayed()
+    @staticmethod
+    def inspect(stock: ArraysCache, /) -> StockContent:
+        # Without rows: a layer replaces its entries, and writes into none.
+        padded = stock.left_padding is not None or stock.lengths is not None
+        return StockContent(batch=0 if padded else int(stock.batch_size))
+
+    def move_out(self) -> ArraysCache:
         entries = self.entries()
         stock = self._source or ArraysCache(len(entries))
         stock.state = (entries, None, None)
@@ -207,32 +199,37 @@ class RewindableArraysCache(GroupMember, ArraysCache):
             self._log.add(Record(num_tokens, restore, shallow_copy(snapshot)))
             self._unrecorded = False
 
+    @override
     def begin_block(self) -> None:
         if self._unrecorded:
             # A write without a record hides the older ones: they cannot be rewound to any more.
             self._log.clear()
         self._unrecorded = False
-        self._open = BlockStart(self._length, shallow_copy(self._content), self._log.last())
+        self._open = self._length, shallow_copy(self._content), self._log.last()
 
+    @override
     def commit_block(self, num_tokens: int, /) -> None:
         if self._open is None:
             raise RewindError("commit_block without begin_block")
+        length, content, _ = self._open
         if self._unrecorded:
-            self.record_rollback(num_tokens, None, self._open.content)
+            self.record_rollback(num_tokens, None, content)
         # Not every layer calls `advance`.
-        self._length = self._open.length + num_tokens
+        self._length = length + num_tokens
         self._open = None
 
+    @override
     def abort_block(self) -> None:
         if self._open is None:
             return
-        self._content, self._length = self._open.content, self._open.length
-        self._log.drop_after(self._open.last)
+        self._length, self._content, last = self._open
+        self._log.drop_after(last)
         self._unrecorded = False
         self._open = None
 
     # Rollback.
 
+    @override
     def start_at(self, position: int, /) -> None:
         self._length = position
 
@@ -248,21 +245,18 @@ class RewindableArraysCache(GroupMember, ArraysCache):
             return n == 0
         return self._log.can_rewind(n)
 
-    def trim(self, n: int, /) -> int:
-        check_trim(self, self.group(), n)
-        if n > 0:
-            self._content = self._log.rewind(n)
-            self._length -= n
-        return n
+    def trim_rows(self, n: int, /) -> None:
+        self._content = self._log.rewind(n)
+        self._length -= n
 
+    @override
     def start_speculation(self) -> None:
+        self.stop_speculation()
         self._speculating = True
-        self._unrecorded = False
-        self._log.clear()
 
+    @override
     def stop_speculation(self) -> None:
-        self._speculating = False
-        self._unrecorded = False
+        self._speculating = self._unrecorded = False
         self._log.clear()
 
     def checkpoint(self) -> Callable[[], None]:

@@ -9,13 +9,12 @@ import mlx.core as mx
 from mlx_lm.models.cache import CacheList
 from typing_extensions import override
 
-from speculate.backends.base import check_trim
-from speculate.backends.group import GroupMember, StartsLate, WritesInBlocks
+from speculate.backends.base import BaseCache
 from speculate.protocols import Rollbackable
 
 
 @final
-class RewindableCacheList(GroupMember, CacheList):
+class RewindableCacheList(BaseCache, CacheList):
     """`CacheList` of rewindable caches.
 
     Args:
@@ -26,10 +25,11 @@ class RewindableCacheList(GroupMember, CacheList):
     def __init__(self, members: Sequence[Rollbackable], source: CacheList | None = None) -> None:
         CacheList.__init__(self, *members)
         self._members = list(members)
+        own = [member for member in members if isinstance(member, BaseCache)]
+        self._notified = [member for member in own if member.is_notified()]
         self._source = source
 
-    def release(self) -> CacheList:
-        self.require_replayed()
+    def move_out(self) -> CacheList:
         members = [member.release() for member in self._members]
         stock = self._source or CacheList()
         stock.caches = tuple(members)
@@ -45,44 +45,43 @@ class RewindableCacheList(GroupMember, CacheList):
     def can_trim(self, n: int, /) -> bool:
         return all(member.can_trim(n) for member in self._members)
 
-    @override
-    def trim(self, n: int, /) -> int:
-        check_trim(self, self.group(), n)
+    def trim_rows(self, n: int, /) -> None:
         for member in self._members:
             member.trim(n)
-        return n
 
+    @override
     def start_speculation(self) -> None:
         for member in self._members:
             member.start_speculation()
 
+    @override
     def stop_speculation(self) -> None:
         for member in self._members:
             member.stop_speculation()
 
+    @override
     def begin_block(self) -> None:
-        for member in self._writers():
+        for member in self._notified:
             member.begin_block()
 
+    @override
     def commit_block(self, num_tokens: int, /) -> None:
-        for member in self._writers():
+        for member in self._notified:
             member.commit_block(num_tokens)
 
+    @override
     def abort_block(self) -> None:
-        for member in self._writers():
+        for member in self._notified:
             member.abort_block()
         # The layer may have failed after some of its members were written.
         shortest = min(member.length() for member in self._members)
         for cache in self._members:
-            if cache.length() > shortest:
-                cache.trim(cache.length() - shortest)
+            cache.trim(cache.length() - shortest)
 
-    def _writers(self) -> list[WritesInBlocks]:
-        return [member for member in self._members if isinstance(member, WritesInBlocks)]
-
+    @override
     def start_at(self, position: int, /) -> None:
         for member in self._members:
-            if isinstance(member, StartsLate):
+            if isinstance(member, BaseCache):
                 member.start_at(position)
 
     def checkpoint(self) -> Callable[[], None]:

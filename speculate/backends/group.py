@@ -4,53 +4,29 @@ from __future__ import annotations
 
 import copy
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar, cast, final
 
 import attrs
 import mlx.core as mx
-from typing_extensions import Protocol, runtime_checkable
 
-from speculate.backends.fed_tokens import FedTokens
 from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
 
 RECORD_WINDOW: Final = 64
 """Tokens that a speculating cache that records can always trim, if it was fed that many."""
 
+MAX_MERGED_REPLAY: Final = 8
+"""From this many tokens on, a replay is a forward of its own and not the start of a block."""
+
 CacheT = TypeVar("CacheT", bound=Rollbackable)
 
 
-@final
-class NotSaved:
-    """Part of a rewindable cache's `state`, so that mlx-lm refuses to save it and says why."""
-
-    def __str__(self) -> str:
-        return (
-            "rewindable caches, which mlx-lm could not load again. Leave the speculation() block "
-            "first, or save [cache.release() for cache in caches]"
-        )
-
-
-class GroupMember:
-    """Mixin for a cache that belongs to a `CacheGroup`. Holds nothing but the group."""
+class Grouped:
+    """The part of `speculate.backends.base.BaseCache` that its group calls."""
 
     _group: CacheGroup | None = None
-
-    @property
-    def state(self) -> tuple[list[mx.array], NotSaved]:
-        """What loops written for mlx-lm evaluate.
-
-        mlx-lm's `save_prompt_cache` writes the name of a cache's class into its file, and finds
-        only its own classes when it loads the file. `NotSaved` stops it from saving this one.
-        """
-        return cast(Rollbackable, self).arrays(), NotSaved()
-
-    @state.setter
-    def state(self, value: object) -> None:
-        raise RewindError("load the state into mlx-lm's cache, and adopt that")
 
     def group(self) -> CacheGroup | None:
         """Return the caches that are rewound together with this one."""
@@ -60,57 +36,13 @@ class GroupMember:
         """Become a member of `group`."""
         self._group = group
 
-    def require_replayed(self) -> None:
-        """Refuse to release the cache while tokens of the sequence are in no cache.
+    def trim_rows(self, n: int, /) -> None:
+        """Drop the last `n` tokens, `n >= 1`, which every member of the group can."""
+        raise NotImplementedError
 
-        Raises:
-            RewindError: Tokens wait to be replayed. Nothing was changed.
-        """
-        waiting = None if self._group is None else self._group.to_replay()
-        if waiting is not None:
-            raise RewindError(
-                f"the last {waiting.shape[1]} tokens that were kept are in no cache yet, because "
-                "some layer can only roll back whole blocks: the next model.forward on these "
-                "caches replays them. Call it before release."
-            )
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {', '.join(self._described())}>"
-
-    def _described(self) -> list[str]:
-        """Return facts for `repr`, known without evaluating an array."""
-        members: list[object] = [] if self._group is None else [*self._group.members()]
-        layer = [f"layer {index}" for index, member in enumerate(members) if member is self]
-        return [f"{cast(Rollbackable, self).length()} tokens", *layer]
-
-
-@runtime_checkable
-class Grouped(Protocol):
-    """A cache that knows its group."""
-
-    def group(self) -> CacheGroup | None:
-        """Return the caches that are rewound together with this one."""
-
-    def join(self, group: CacheGroup, /) -> None:
-        """Become a member of `group`."""
-
-
-class CanTrim(Protocol):
-    """The part of a cache that a check before `trim` reads."""
-
-    def length(self) -> int:
-        """Return the number of tokens fed and not trimmed."""
-
-    def can_trim(self, n: int, /) -> bool:
-        """Return whether `trim(n)` would succeed now."""
-
-
-@runtime_checkable
-class WritesInBlocks(Protocol):
-    """A cache that is notified where a forward begins and ends.
-
-    State caches need it: their layer overwrites what a rewind would restore.
-    """
+    def is_notified(self) -> bool:
+        """Return whether `begin_block` and the other two are called. Asked once per group."""
+        return True
 
     def begin_block(self) -> None:
         """Begin a forward."""
@@ -120,38 +52,6 @@ class WritesInBlocks(Protocol):
 
     def abort_block(self) -> None:
         """Restore the content at `begin_block`, after a failed forward. No-op without one."""
-
-
-class AbandonsByCheckpoint(ABC):
-    """Mixin for a cache that drops rows: a failed forward is undone by restoring a checkpoint."""
-
-    _undo: Callable[[], None] | None = None
-
-    @abstractmethod
-    def checkpoint(self) -> Callable[[], None]:
-        """Hold the present content by reference; calling the result restores it."""
-
-    def begin_block(self) -> None:
-        """Begin a forward."""
-        self._undo = self.checkpoint()
-
-    def commit_block(self, num_tokens: int, /) -> None:
-        """End a forward."""
-        self._undo = None
-
-    def abort_block(self) -> None:
-        """Undo a failed forward."""
-        if self._undo is not None:
-            self._undo()
-        self._undo = None
-
-
-@runtime_checkable
-class StartsLate(Protocol):
-    """A cache whose first row may stand for a position after 0."""
-
-    def start_at(self, position: int, /) -> None:
-        """Set the position of the next token in the sequence. Only while the cache is empty."""
 
 
 @attrs.frozen(eq=False)
@@ -168,6 +68,53 @@ class GroupCheckpoint:
     members: Sequence[Rollbackable]
     lengths: Sequence[int]
     checkpoints: Sequence[Callable[[], None]]
+
+
+@final
+@attrs.define(eq=False)
+class FedTokens:
+    """Token ids fed to one group of caches since its checkpoint.
+
+    Tokens to replay are part of the sequence but in no cache: some layer could only be rewound to
+    a point before them. They are fed again at the start of the next block.
+
+    Attributes:
+        replay: `(1, m)` ids to replay at the checkpoint. Each checkpoint has an object of its own.
+        blocks: Each `(1, T)` ids; the first one begins with the replayed tokens.
+    """
+
+    replay: mx.array | None = None
+    blocks: list[mx.array] = attrs.Factory(list)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens: the rest was trimmed from the caches."""
+        if self.blocks and sum(block.shape[1] for block in self.blocks) > length:
+            whole = mx.concatenate(self.blocks, axis=1)
+            self.blocks = [whole[:, :length]] if length else []
+
+    def replay_length(self) -> int:
+        """Number of tokens to replay at the checkpoint, fed since then or not."""
+        return 0 if self.replay is None else self.replay.shape[1]
+
+    def fed(self) -> int:
+        """Number of new tokens fed, without the replayed ones."""
+        return max(0, sum(block.shape[1] for block in self.blocks) - self.replay_length())
+
+    def to_replay(self) -> mx.array | None:
+        """Ids `(1, m)` to feed at the start of the next block."""
+        return None if self.blocks else self.replay
+
+    def after_rewind(self, kept: int, cached: int) -> mx.array | None:
+        """Ids `(1, m)` to replay after a rewind: those that are kept but in no cache.
+
+        Args:
+            kept: New tokens that are kept, without the replayed ones.
+            cached: Tokens fed since the checkpoint that the caches still hold.
+        """
+        if not self.blocks:
+            return self.replay
+        keep = self.replay_length() + kept
+        return mx.concatenate(self.blocks, axis=1)[:, cached:keep] if cached < keep else None
 
 
 class CacheGroup:
@@ -206,7 +153,7 @@ class CacheGroup:
         point = self._checkpoint
         return point.members if point else [member() for member in self._members]
 
-    def check_trim(self, asking: CanTrim, n: int, /) -> None:
+    def check_trim(self, asking: Rollbackable, n: int, /) -> None:
         """Refuse a trim that a member in the same state as `asking` could not follow.
 
         mlx-lm trims a list layer by layer. Members trimmed earlier in this pass are shorter
@@ -258,7 +205,7 @@ class CacheGroup:
             return
         found = self._found()
         there = [member for index in self._writers if (member := found[index]) is not None]
-        writers = cast("list[WritesInBlocks]", there)
+        writers = cast("list[Grouped]", there)
         before = self._lengths()
         self._drop_trimmed()
         for writer in writers:
@@ -272,8 +219,9 @@ class CacheGroup:
             except BaseException:
                 for writer in writers:
                     writer.abort_block()
-                surplus = zip(self.members(), before, strict=True)
-                self._trim([member.length() - length for member, length in surplus])
+                for member, length in zip(self.members(), before, strict=True):
+                    if member.length() > length:
+                        member.trim(member.length() - length)
                 raise
             finally:
                 self._open = False
@@ -283,9 +231,9 @@ class CacheGroup:
         for writer in writers:
             writer.commit_block(fed.shape[1])
         if self._checkpoint is None:
-            self._fed_tokens.replayed()
+            self._fed_tokens.replay = None
         else:
-            self._fed_tokens.add(fed)
+            self._fed_tokens.blocks.append(fed)
 
     # One window: called by `speculation` and by the decoder.
 
@@ -328,21 +276,34 @@ class CacheGroup:
 
     def _drop_trimmed(self) -> None:
         """Forget tokens that a caller trimmed from the caches directly."""
-        if self._checkpoint is not None and not self._fed_tokens.empty:
+        if self._checkpoint is not None and self._fed_tokens.blocks:
             self._fed_tokens.truncate(max(self._fed_by_member(), default=0))
 
     def to_replay(self) -> mx.array | None:
         """Return the ids `(1, m)` that the next forward feeds before its own, if any."""
         return self._fed_tokens.to_replay()
 
+    def require_replayed(self) -> None:
+        """Refuse to release the caches while tokens of the sequence are in none of them.
+
+        Raises:
+            RewindError: Tokens wait to be replayed. Nothing was changed.
+        """
+        waiting = self.to_replay()
+        if waiting is not None:
+            raise RewindError(
+                f"the last {waiting.shape[1]} tokens that were kept are in no cache yet, because "
+                "some layer can only roll back whole blocks: the next model.forward on these "
+                "caches replays them. Call it before release."
+            )
+
     def replay_is_long(self) -> bool:
         """Return whether the tokens to replay are better fed as a block of their own."""
-        return self._fed_tokens.replay_is_long()
+        return not self._fed_tokens.blocks and self._fed_tokens.replay_length() >= MAX_MERGED_REPLAY
 
     def take_replay(self) -> mx.array | None:
         """Return the ids to replay and clear them: from now on the caller has to feed them."""
-        waiting = self.to_replay()
-        self._fed_tokens.replayed()
+        waiting, self._fed_tokens.replay = self.to_replay(), None
         return waiting
 
     @contextmanager
@@ -372,7 +333,7 @@ class CacheGroup:
         by_member = self._fed_by_member()
         fed = self.fed()
         if m < fed:
-            surplus = self._surplus(self._fed_tokens.replayed_tokens() + m, by_member)
+            surplus = self._surplus(self._fed_tokens.replay_length() + m, by_member)
             if surplus is None:
                 self._restore()
             else:
@@ -402,16 +363,18 @@ class CacheGroup:
         """Restore the checkpoint, if there is one."""
         if self._checkpoint is not None:
             self._restore()
-            replay = self._fed_tokens.to_replay_at_checkpoint()
-            self._set_checkpoint(self.members(), FedTokens(replay))
+            self._set_checkpoint(self.members(), FedTokens(self._fed_tokens.replay))
 
     def _restore(self) -> None:
         for restore in self._checkpoint.checkpoints if self._checkpoint else ():
             restore()
 
     def _trim(self, surplus: Sequence[int]) -> None:
+        """Trim what `_surplus` found that every member can: a second check costs time."""
         for member, n in zip(self.members(), surplus, strict=True):
-            if n > 0:
+            if n > 0 and isinstance(member, Grouped):
+                member.trim_rows(n)
+            elif n > 0:
                 member.trim(n)
 
     def _fed_by_member(self) -> list[int]:
@@ -425,11 +388,9 @@ class CacheGroup:
 
 
 def _block_writers(members: Sequence[Rollbackable]) -> list[int]:
-    """Return the indices of members that need block notifications.
-
-    The result is cached, because runtime protocol checks cost microseconds.
-    """
-    return [index for index, member in enumerate(members) if isinstance(member, WritesInBlocks)]
+    """Return the indices of members that need block notifications."""
+    each = enumerate(members)
+    return [index for index, one in each if isinstance(one, Grouped) and one.is_notified()]
 
 
 def join(caches: Sequence[CacheT]) -> list[CacheT]:
@@ -445,7 +406,21 @@ def join(caches: Sequence[CacheT]) -> list[CacheT]:
 def group_of(caches: Sequence[object]) -> CacheGroup | None:
     """Return the group that the caches of a list belong to; `None` for caches of mlx-lm."""
     for cache in caches:
-        # The class first: a runtime protocol check is slow, and this runs once a forward.
-        if isinstance(cache, (GroupMember, Grouped)):
+        if isinstance(cache, Grouped):
             return cache.group()
     return None
+
+
+def required_group(caches: Sequence[object], whose: str) -> CacheGroup:
+    """Return the group of a list of rewindable caches.
+
+    Raises:
+        RewindError: No cache of the list is in a group.
+    """
+    group = group_of(caches)
+    if group is None:
+        raise RewindError(
+            f"{whose} caches are in no group, so that forwards do not record what was fed: derive "
+            "one of their classes from speculate.backends.base.BaseCache"
+        )
+    return group

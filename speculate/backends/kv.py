@@ -8,15 +8,15 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, create_attention_mask
 from typing_extensions import override
 
-from speculate.backends.base import TrimsByOffset, grow
-from speculate.errors import OptionError, RewindError
+from speculate.backends.base import OffsetCache, StockContent, grow
+from speculate.errors import OptionError
 
 Packed = tuple[mx.array, mx.array, mx.array]
 """Quantised rows, their scales and their biases."""
 
 
 @final
-class RewindableKVCache(TrimsByOffset, KVCache):
+class RewindableKVCache(OffsetCache, KVCache):
     """`KVCache` whose trim is exact or an error.
 
     Args:
@@ -33,7 +33,7 @@ class RewindableKVCache(TrimsByOffset, KVCache):
         self._source: KVCache | None = None
 
     @classmethod
-    def adopt(cls, stock: KVCache) -> RewindableKVCache:
+    def adopt(cls, stock: KVCache, length: int = 0, /) -> RewindableKVCache:
         """Move the rows out of `stock`, which `release` refills."""
         cache = cls()
         cache.keys, cache.values, cache.offset = stock.keys, stock.values, stock.offset
@@ -41,10 +41,11 @@ class RewindableKVCache(TrimsByOffset, KVCache):
         cache._source = stock
         return cache
 
-    def release(self) -> KVCache:
-        self.require_replayed()
-        if self._position:
-            raise RewindError("a cache that started late has no counterpart in mlx-lm")
+    @staticmethod
+    def inspect(stock: KVCache, /) -> StockContent:
+        return StockContent.of_rows(stock.offset, stock.keys, stock.values)
+
+    def move_out(self) -> KVCache:
         stock = self._source or KVCache()
         stock.keys, stock.values, stock.offset = self.keys, self.values, self.offset
         self.keys, self.values, self.offset = None, None, 0
@@ -70,6 +71,7 @@ class RewindableKVCache(TrimsByOffset, KVCache):
         )
         return mask
 
+    @override
     def start_at(self, position: int, /) -> None:
         self._position = position
         self.offset: int = position
@@ -79,7 +81,7 @@ class RewindableKVCache(TrimsByOffset, KVCache):
 
 
 @final
-class RewindableQuantizedKVCache(TrimsByOffset, QuantizedKVCache):
+class RewindableQuantizedKVCache(OffsetCache, QuantizedKVCache):
     """`QuantizedKVCache` whose trim is exact or an error."""
 
     keys: Packed | None  # type: ignore[assignment]  # mlx-lm's are inferred too narrow
@@ -90,7 +92,7 @@ class RewindableQuantizedKVCache(TrimsByOffset, QuantizedKVCache):
         self._source: QuantizedKVCache | None = None
 
     @classmethod
-    def adopt(cls, stock: QuantizedKVCache) -> RewindableQuantizedKVCache:
+    def adopt(cls, stock: QuantizedKVCache, length: int = 0, /) -> RewindableQuantizedKVCache:
         """Move the rows out of `stock`, which `release` refills."""
         cache = cls(stock.group_size, stock.bits)
         cache.keys, cache.values, cache.offset = stock.keys, stock.values, stock.offset
@@ -98,8 +100,11 @@ class RewindableQuantizedKVCache(TrimsByOffset, QuantizedKVCache):
         cache._source = stock
         return cache
 
-    def release(self) -> QuantizedKVCache:
-        self.require_replayed()
+    @staticmethod
+    def inspect(stock: QuantizedKVCache, /) -> StockContent:
+        return StockContent.of_rows(stock.offset, stock.keys, stock.values)
+
+    def move_out(self) -> QuantizedKVCache:
         stock = self._source or QuantizedKVCache(self.group_size, self.bits)
         stock.state = (self.keys, self.values, self.offset, self.group_size, self.bits)
         self.keys, self.values = None, None

@@ -10,9 +10,8 @@ from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import RotatingKVCache
 from typing_extensions import override
 
-from speculate.backends.base import STEP, check_trim
-from speculate.backends.group import RECORD_WINDOW, AbandonsByCheckpoint, GroupMember
-from speculate.errors import RewindError
+from speculate.backends.base import STEP, BaseCache, StockContent
+from speculate.backends.group import RECORD_WINDOW
 
 
 def mask_of_one(prior: int, window: int) -> mx.array | None:
@@ -197,7 +196,7 @@ def _zeros(like: mx.array, rows: int) -> mx.array:
 
 
 @final
-class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCache):
+class RewindableRotatingKVCache(BaseCache, RotatingKVCache):
     """`RotatingKVCache` in time order, whose trim is exact or an error.
 
     Args:
@@ -218,12 +217,11 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         self.offset: int = position
         self._slack = slack
         self._position = position
-        self._speculating = False
         self._sinks = self._new_sinks()
         self._source: RotatingKVCache | None = None
 
     @classmethod
-    def adopt(cls, stock: RotatingKVCache) -> RewindableRotatingKVCache:
+    def adopt(cls, stock: RotatingKVCache, length: int = 0, /) -> RewindableRotatingKVCache:
         """Move the rows out of `stock`, which `release` refills."""
         cache = cls(stock.max_size, stock.keep)
         if stock.keys is not None:
@@ -234,10 +232,11 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         cache._source = stock
         return cache
 
-    def release(self) -> RotatingKVCache:
-        self.require_replayed()
-        if self._position:
-            raise RewindError("a cache that started late has no counterpart in mlx-lm")
+    @staticmethod
+    def inspect(stock: RotatingKVCache, /) -> StockContent:
+        return StockContent.of_rows(stock.offset, stock.keys, stock.values)
+
+    def move_out(self) -> RotatingKVCache:
         stock = self._source or RotatingKVCache(max_size=self.max_size, keep=self.keep)
         window = self.window(min(self.rows(), self.max_size))
         if window is not None:
@@ -327,6 +326,7 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         shown = self.keep if self._speculating and window == self.max_size else 0
         return mask_of_block(N, prior, window, shown, as_array=return_array)
 
+    @override
     def start_at(self, position: int, /) -> None:
         self._position = self.offset = position
 
@@ -341,18 +341,9 @@ class RewindableRotatingKVCache(AbandonsByCheckpoint, GroupMember, RotatingKVCac
         floor = self.max_size if self._dropped() else 0
         return n == 0 or 0 < n <= self.rows() - floor
 
-    @override
-    def trim(self, n: int, /) -> int:
-        check_trim(self, self.group(), n)
+    def trim_rows(self, n: int, /) -> None:
         self._idx -= n
         self.offset -= n
-        return n
-
-    def start_speculation(self) -> None:
-        self._speculating = True
-
-    def stop_speculation(self) -> None:
-        self._speculating = False
 
     def checkpoint(self) -> Callable[[], None]:
         # By reference: valid rows are never written again, only rows after them. The rows that

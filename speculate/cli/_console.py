@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final, TextIO, final
 import attrs
 import mlx.core as mx
 
+from speculate import __version__
+from speculate._mx import mlx_version
 from speculate.errors import OptionError, SpeculateWarning
-from speculate.version import VERSION, mlx_version
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -176,7 +177,7 @@ def versions() -> dict[str, str]:
     import mlx_lm
 
     return {
-        "mlx-speculate": VERSION,
+        "mlx-speculate": __version__,
         "mlx": mlx_version(),
         "mlx-lm": mlx_lm.__version__,
         "Python": platform.python_version(),

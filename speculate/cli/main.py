@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
+from speculate import __version__
 from speculate.cli import bench, demo, generate, heads, inspect, verify
 from speculate.cli._arguments import Command, Parser
 from speculate.cli._console import one_line_warnings, printable
 from speculate.cli._streams import check_output, standard_streams
 from speculate.errors import SpeculateError
-from speculate.version import VERSION
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "generate": generate.COMMAND,
@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="\n  ".join(["Examples:", *(command.example for command in COMMANDS.values())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         sub = subparsers.add_parser(

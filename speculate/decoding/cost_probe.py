@@ -9,6 +9,7 @@ from typing import Final
 
 import mlx.core as mx
 
+from speculate._mx import mlx_version
 from speculate.decoding.config import DecoderConfig
 from speculate.decoding.proposers import validated_draft
 from speculate.decoding.target import TargetRunner
@@ -20,7 +21,6 @@ from speculate.protocols import (
     SupportsFingerprint,
     SupportsFreeDrafts,
 )
-from speculate.version import mlx_version
 
 ROWS: Final = (1, 2, 3, 5, 9)
 """Rows per timed forward, in tokens."""

@@ -8,7 +8,7 @@ from typing import final
 import mlx.core as mx
 
 from speculate._mx import arrays_of
-from speculate.backends.group import CacheGroup, group_of
+from speculate.backends.group import CacheGroup, group_of, required_group
 from speculate.decoding.block import Block
 from speculate.decoding.cache_loan import PromptCacheLoan
 from speculate.decoding.config import DecoderConfig, KVQuantization
@@ -143,8 +143,7 @@ class TargetRunner:
         """Borrow the caches of the loan, which was taken."""
         self._caches = self._loan.caches
         self._start = self._loan.length()
-        group = group_of(self._caches)
-        self._group = CacheGroup(self._caches) if group is None else group
+        self._group = required_group(self._caches, "the model's")
         self._quantizer = Quantizer(self._config.kv, self._caches)
 
     def borrow_again(self, fed: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import final
 
-from speculate.backends.group import CacheGroup, group_of
+from speculate.backends.group import CacheGroup, group_of, required_group
 from speculate.decoding.cache_loan import CacheLoan
 from speculate.errors import OptionError, RewindError
 from speculate.protocols import Rollbackable
@@ -109,9 +109,16 @@ def _recorded(caches: Sequence[object]) -> Iterator[CacheGroup]:
     """Record one list of caches, and restore its last kept point on exit."""
     group = group_of(caches)
     if group is None:
-        with _adopted(caches) as adopted, _recorded(adopted) as group:
+        with _adopted(caches) as adopted, _opened(required_group(adopted, "these")) as group:
             yield group
-        return
+    else:
+        with _opened(group):
+            yield group
+
+
+@contextmanager
+def _opened(group: CacheGroup) -> Iterator[CacheGroup]:
+    """Open a window on a group, and restore its last kept point on exit."""
     group.require_no_window()
     try:
         try:

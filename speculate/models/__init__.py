@@ -7,8 +7,8 @@
 | `qwen3_5` | Qwen3.5: Gated DeltaNet, dense or with experts |
 | `qwen3_next` | Qwen3-Next: Gated DeltaNet with fused projections, experts |
 
-`registry` maps an architecture to its adapter. `hybrid` and `gated_delta` are shared by the two
-Qwen families, `mtp` is their multi-token-prediction head, `stock` describes mlx-lm's own classes.
-`stock_check` compares adapters of other packages with mlx-lm's model. `dense` is an import path
-that other packages name in their metadata.
+`registry` maps an architecture to its adapter, and compares adapters of other packages with
+mlx-lm's model. `HybridAdapter` of `adapter` and `gated_delta` are shared by the two Qwen families,
+`mtp` is their multi-token-prediction head, `stock` describes mlx-lm's own classes. `dense` is an
+import path that other packages name in their metadata.
 """

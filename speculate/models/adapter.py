@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, cast, final, get_args
+from typing import Final, Generic, cast, final, get_args
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.base import gather_last_axis
+from mlx_lm.models.base import create_attention_mask, gather_last_axis
 from mlx_lm.models.cache import make_prompt_cache
 from typing_extensions import override
 
 from speculate._mx import fingerprint
 from speculate.backends.adopt import adopt
 from speculate.backends.group import group_of
-from speculate.errors import OptionError
-from speculate.models.stock import DenseTrunk, Linear, TextModel
+from speculate.errors import OptionError, UnsupportedModelError
+from speculate.models.stock import DeltaT, DenseTrunk, HybridModel, Linear, StateSlots, TextModel
 from speculate.protocols import Forward, MTPHead, Recurrence, Rollbackable, StockModel
 from speculate.validation import validated_choice
 
@@ -222,3 +222,39 @@ class DenseAdapter(TextAdapter):
     @override
     def run_trunk(self, tokens: mx.array, cache: Sequence[object], /) -> mx.array:
         return cast(DenseTrunk, self.text.model)(tokens, cache)
+
+
+class HybridAdapter(TextAdapter, Generic[DeltaT]):
+    """The base for trunks that mix Gated DeltaNet layers and full attention.
+
+    Calls the layers itself, over their stock submodules, and `run_delta` for recurrent ones.
+    """
+
+    @property
+    @override
+    @abstractmethod
+    def text(self) -> HybridModel[DeltaT]: ...
+
+    @abstractmethod
+    def run_delta(self, layer: DeltaT, x: mx.array, cache: StateSlots, /) -> mx.array:
+        """Run one recurrent layer over `x` `(1, T, width)`; the result has the same shape."""
+
+    @override
+    def run_trunk(self, tokens: mx.array, cache: Sequence[object], /) -> mx.array:
+        trunk = self.text.model
+        if trunk.pipeline_size > 1:
+            raise UnsupportedModelError(
+                f"the model is split into {trunk.pipeline_size} pipeline stages, which is not "
+                "supported; load it whole, or shard it within its layers"
+            )
+        h = trunk.embed_tokens(tokens)
+        mask = create_attention_mask(h, cache[trunk.fa_idx])
+        for layer, layer_cache in zip(trunk.layers, cache, strict=True):
+            x = layer.input_layernorm(h)
+            if layer.is_linear:
+                mixed = self.run_delta(layer.linear_attn, x, cast(StateSlots, layer_cache))
+            else:
+                mixed = layer.self_attn(x, mask, layer_cache)
+            h = h + mixed
+            h = h + layer.mlp(layer.post_attention_layernorm(h))
+        return trunk.norm(h)

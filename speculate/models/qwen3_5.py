@@ -13,8 +13,8 @@ from typing import cast, final
 import mlx.core as mx
 from typing_extensions import override
 
+from speculate.models.adapter import HybridAdapter
 from speculate.models.gated_delta import Inputs, gated_delta
-from speculate.models.hybrid import HybridAdapter
 from speculate.models.stock import HybridModel, Qwen35Model, SplitProjections, StateSlots
 
 

@@ -1,14 +1,22 @@
-"""Architecture -> adapter: a table, and the entry points of other packages."""
+"""Architecture -> adapter: a table, entry points of other packages, and a check of the latter.
+
+An adapter of another package is compared with mlx-lm's own model when it is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final
+from itertools import accumulate
+from typing import Final, cast
 
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
 from typing_extensions import Protocol
 
-from speculate.errors import UnsupportedModelError
+from speculate.errors import SpeculateError, UnsupportedModelError
 from speculate.models.adapter import DenseAdapter, StockAdapter
 from speculate.models.gpt_oss import GptOssAdapter
 from speculate.models.qwen3_5 import Qwen35Adapter
@@ -17,6 +25,19 @@ from speculate.protocols import MTPHead, Recurrence, SpeculativeModel, StockMode
 
 ENTRY_POINTS: Final = "speculate.models"
 """Entry-point group of other packages: architecture of mlx-lm -> adapter factory."""
+
+
+CHUNKS: Final = (5, 1)
+"""Tokens of each forward: a block, then a step that reads the caches after the block."""
+
+ULPS: Final = 2.0
+"""Largest difference, in units in the last place, of two logits one rounding apart."""
+
+MARGIN: Final = 2.0
+"""Allowed difference as a multiple of mlx-lm's own, between blocks and one single forward."""
+
+DIGITS: Final = {mx.float64: 52, mx.float32: 23, mx.float16: 10, mx.bfloat16: 7}
+"""Explicit mantissa bits of each dtype."""
 
 
 class AdapterFactory(Protocol):
@@ -111,3 +132,96 @@ def _load(entry: EntryPoint) -> AdapterFactory:
             f"loaded: {type(error).__name__}: {error}"
         ) from error
     return factory
+
+
+def check_against_stock(adapter: SpeculativeModel, stock: StockModel) -> None:
+    """Compare an adapter's logits with the stock model's over a few tokens. Synchronises.
+
+    Both are fed the same chunks into fresh caches, which are released. On the CPU every bit
+    must be equal; elsewhere the logits may differ by rounding.
+
+    Raises:
+        UnsupportedModelError: The logits differ, or one of the two raised. Names the adapter
+            and the difference.
+        CannotRewindError: No backend can rewind one of the model's caches.
+    """
+    family = type(stock).__module__
+    name = f"{type(adapter).__module__}:{type(adapter).__qualname__}"
+    remedy = (
+        f"Compare its forward with Model.__call__ of {family}, which may scale or cap logits "
+        "after the output matrix, scale embeddings, or choose caches and masks in its own way, "
+        "and write an adapter that does the same (see 'Writing an adapter')"
+    )
+    try:
+        # Known without computing the logits.
+        width = stock(mx.array([[0]]), cache=_stock_cache(stock)).shape[-1]
+        if adapter.vocab_size != width:
+            raise UnsupportedModelError(
+                f"{name}: vocab_size is {adapter.vocab_size}, and the logits of {family} have "
+                f"{width} columns"
+            )
+        # Spread over the vocabulary: the first ids are special, and often untrained.
+        count = sum(CHUNKS)
+        tokens = mx.array([[width * (place + 1) // (count + 2) for place in range(count)]])
+        expected, cache = _stock_logits(stock, tokens, CHUNKS), adapter.make_cache()
+        blocks = [adapter.forward(block, cache).logits for block in _blocks(tokens, CHUNKS)]
+        found = mx.concatenate(blocks, axis=1)
+        mx.eval(expected, found)
+    except SpeculateError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise UnsupportedModelError(
+            f"{name} cannot drive {family}: {type(error).__name__}: {text}. {remedy}"
+        ) from error
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        difference = f"{found.dtype} {found.shape} instead of {expected.dtype} {expected.shape}"
+    elif mx.array_equal(found, expected, equal_nan=True):
+        return
+    else:
+        largest, difference = _difference(found, expected)
+        if largest <= _allowed(stock, tokens, expected):
+            return
+    raise UnsupportedModelError(
+        f"{name} gives other logits than {family}, and would change the text: {difference}. "
+        f"{remedy}"
+    )
+
+
+def _stock_cache(stock: StockModel) -> list[object]:
+    return cast("list[object]", make_prompt_cache(cast(Module, stock)))
+
+
+def _stock_logits(stock: StockModel, tokens: mx.array, chunks: Sequence[int]) -> mx.array:
+    cache = _stock_cache(stock)
+    return mx.concatenate([stock(block, cache=cache) for block in _blocks(tokens, chunks)], axis=1)
+
+
+def _blocks(tokens: mx.array, chunks: Sequence[int]) -> list[mx.array]:
+    return [*mx.split(tokens, [*accumulate(chunks[:-1])], axis=1)]
+
+
+def _allowed(stock: StockModel, tokens: mx.array, expected: mx.array) -> float:
+    """Return the largest difference that rounding explains: 0 on the CPU."""
+    if mx.default_device().type == mx.cpu:
+        return 0.0
+    noise, _ = _difference(_stock_logits(stock, tokens, [tokens.shape[1]]), expected)
+    finite = mx.where(mx.isfinite(expected), mx.abs(expected.astype(mx.float32)), 0.0)
+    exponent = math.frexp(cast(float, finite.max().item()))[1] - 1
+    return max(ULPS * 2.0 ** (exponent - DIGITS[expected.dtype]), MARGIN * noise)
+
+
+def _difference(found: mx.array, expected: mx.array) -> tuple[float, str]:
+    """Return the largest difference of two logits, and a description."""
+    one, other = found.astype(mx.float32), expected.astype(mx.float32)
+    same = (one == other) | (mx.isnan(one) & mx.isnan(other))
+    sizes = mx.where(same, 0.0, mx.abs(one - other))
+    sizes = mx.where(mx.isnan(sizes), math.inf, sizes)
+    row, column = divmod(cast(int, mx.argmax(sizes).item()), sizes.shape[-1])
+    largest = cast(float, sizes[0, row, column].item())
+    count = cast(int, mx.sum(mx.logical_not(same)).item())
+    return largest, (
+        f"{count} of {sizes.size} logits differ, by {largest:.3g} at most: token {column} after "
+        f"{row + 1} tokens has {one[0, row, column].item():.6g} instead of "
+        f"{other[0, row, column].item():.6g}"
+    )

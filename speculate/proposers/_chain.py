@@ -8,8 +8,6 @@ from typing import Final, final
 import mlx.core as mx
 
 from speculate._mx import arrays_of
-from speculate.backends.group import CacheGroup, group_of
-from speculate.errors import SpeculateError
 from speculate.protocols import Draft, DraftSampler, DraftToken, Rollbackable
 
 PROMPT_TOKENS: Final = 64
@@ -58,14 +56,6 @@ class Backlog(list[int]):
     def own_batch(self) -> int:
         """Tokens to feed in a batch of their own before a draft; see `SupportsBacklog.backlog`."""
         return len(self) if len(self) > MAX_SHARED_BACKLOG else 0
-
-
-def required_group(cache: Sequence[Rollbackable], whose: str) -> CacheGroup:
-    """The group of caches that `make_cache` returned, or an error."""
-    group = group_of(cache)
-    if group is None:
-        raise SpeculateError(f"{whose} make_cache returned caches without a group")
-    return group
 
 
 def draft_chain(

@@ -8,9 +8,9 @@ from typing import Final, cast, final
 import mlx.core as mx
 
 from speculate._mx import arrays_of
-from speculate.backends.group import CacheGroup
+from speculate.backends.group import CacheGroup, required_group
 from speculate.errors import CannotRewindError, OptionError, VocabularyMismatchError
-from speculate.proposers._chain import Backlog, draft_chain, required_group
+from speculate.proposers._chain import Backlog, draft_chain
 from speculate.protocols import (
     Commit,
     Draft,

@@ -14,7 +14,7 @@ from speculate.protocols import (
     SupportsForecast,
     SupportsFreeDrafts,
 )
-from speculate.strategies.checking import checked_backlog, checked_forecast, checked_scores
+from speculate.strategies.fixed import checked_backlog, checked_forecast, checked_scores
 
 PRIOR_ACCEPTANCE: Final = 0.4
 """Assumed acceptance rate of a first draft.

@@ -18,7 +18,7 @@ from speculate.strategies.acceptance import (
     ProposerEstimate,
     share_priors,
 )
-from speculate.strategies.checking import check_proposer
+from speculate.strategies.fixed import check_proposer
 from speculate.strategies.round_times import CostStore, RoundTimes, check_costs, context_bucket
 from speculate.validation import refuse, validated_choice, validated_flag
 

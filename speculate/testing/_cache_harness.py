@@ -204,6 +204,23 @@ class CacheRun:
             require(not any(left), f"{left} arrays remain after release")
         return stock
 
+    def keeps_its_content(self) -> None:
+        """Check that every cache refuses to return its content, and keeps it.
+
+        Raises:
+            ContractError: A cache returns it, or raises another error.
+        """
+        for layer, cache in enumerate(self.caches):
+            with at_step(self.rounds, self.length):
+                try:
+                    cache.release()
+                except RewindError:
+                    continue
+                raise ContractError(
+                    f"layer {layer} returned its content while tokens wait to be replayed"
+                )
+        self.check_lengths()
+
     def continue_with(self, caches: list[Rollbackable]) -> None:
         """Continue with other caches, not recording, that were adopted with the same content."""
         self.caches = caches
@@ -230,17 +247,35 @@ class CacheRun:
 
 @final
 class UntrimmableCache:
-    """As long as another cache, and refuses to trim until `trimmable` is set.
-
-    Has only what the other members of a group ask it.
-    """
+    """As long as another cache, and refuses to trim until `trimmable` is set."""
 
     def __init__(self, cache: Rollbackable) -> None:
-        self.length = cache.length
+        self._cache = cache
         self.trimmable = False
+
+    def length(self) -> int:
+        return self._cache.length()
+
+    def is_trimmable(self) -> bool:
+        return True
 
     def can_trim(self, n: int, /) -> bool:
         return self.trimmable or n == 0
 
     def trim(self, n: int, /) -> int:
         return n
+
+    def start_speculation(self) -> None:
+        """Record nothing."""
+
+    def stop_speculation(self) -> None:
+        """Nothing was recorded."""
+
+    def checkpoint(self) -> Callable[[], None]:
+        return lambda: None
+
+    def arrays(self) -> list[mx.array]:
+        return []
+
+    def release(self) -> object:
+        return self

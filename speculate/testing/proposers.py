@@ -21,7 +21,7 @@ from speculate.protocols import (
     SupportsForecast,
     Verdict,
 )
-from speculate.strategies.checking import checked_backlog, checked_forecast, checked_scores
+from speculate.strategies.fixed import checked_backlog, checked_forecast, checked_scores
 from speculate.testing._model_harness import distances
 from speculate.testing.contract import InjectedError, at_step, contract, require, same_random_state
 from speculate.testing.lossless import assert_lossless

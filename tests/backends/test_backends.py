@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
 from speculate import SpeculateError
 from speculate.backends import adopt as adopt_module
 from speculate.backends.adopt import ENTRY_POINTS, adopt
 from speculate.backends.kv import RewindableKVCache, quantize
 from speculate.backends.rotating import RewindableRotatingKVCache, mask_with_sinks
-from speculate.errors import RewindError
+from speculate.errors import CannotRewindError, RewindError
 from speculate.protocols import RecordsRollback
 from tests.support.cache_contents import (
     CUT_ANYWHERE,
@@ -169,10 +169,32 @@ def test_a_windows_state_is_not_assigned() -> None:
         RewindableRotatingKVCache(8).state = (None, None, 0, 0, 8, 0)
 
 
-def test_other_packages_can_bring_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Foreign:
-        """A cache class that only its own package knows."""
+class Foreign:
+    """A cache class that only its own package knows."""
 
+
+class ForeignRows(KVCache):
+    """A kind of `KVCache` that only its own package can rewind."""
+
+    def __init__(self) -> None:
+        KVCache.__init__(self)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str, *backends: tuple[str, object]) -> None:
+    """Pretend that packages name backends, each by (value, what it loads), for a class."""
+    entries = [
+        SimpleNamespace(value=value, load=lambda made=made: lambda cache: made)
+        for value, made in backends
+    ]
+
+    def entry_points(*, group: str, name: str) -> list[object]:
+        return [*entries] if (group, name) == (ENTRY_POINTS, expected) else []
+
+    expected = name
+    monkeypatch.setattr(adopt_module, "entry_points", entry_points)
+
+
+def test_other_packages_can_bring_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = RewindableKVCache()
     entry = SimpleNamespace(load=lambda: lambda cache: ours)
 
@@ -181,3 +203,36 @@ def test_other_packages_can_bring_a_backend(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(adopt_module, "entry_points", entry_points)
     assert adopt([Foreign(), KVCache()])[0] is ours
+
+
+def test_a_backend_of_another_package_comes_before_that_of_a_base_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = RewindableKVCache()
+    install(monkeypatch, "ForeignRows", ("a.caches:adopt", ours))
+    assert adopt([ForeignRows()])[0] is ours
+    (inside,) = adopt([CacheList(ForeignRows())])
+    assert isinstance(inside, CacheList)
+    assert inside.caches[0] is ours
+    two = ForeignRows()
+    write(two, mx.ones((2, 1, 3, 4)))
+    with pytest.raises(CannotRewindError, match=r"layer 0: batched caches"):
+        adopt([two])
+
+
+def test_two_packages_that_claim_one_class_are_both_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [(f"{package}.caches:adopt", RewindableKVCache()) for package in ("a", "b")]
+    install(monkeypatch, "Foreign", *both)
+    full = KVCache()
+    write(full, mx.ones((1, 1, 5, 4)))
+    for layer in (Foreign(), CacheList(Foreign())):
+        with pytest.raises(CannotRewindError, match=r"layer 1: .*a\.caches:adopt.*b\.caches:adopt"):
+            adopt([full, layer])
+    assert full.offset == 5, "nothing was moved"
+
+
+def test_one_entry_point_that_is_found_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a package is on the path twice."""
+    ours = RewindableKVCache()
+    install(monkeypatch, "Foreign", ("a.caches:adopt", ours), ("a.caches:adopt", ours))
+    assert adopt([Foreign()])[0] is ours

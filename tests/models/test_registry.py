@@ -17,11 +17,11 @@ import pytest
 from mlx_lm.models import gemma, llama
 
 import speculate
+from speculate import __version__
 from speculate.errors import UnsupportedModelError
 from speculate.models import registry
 from speculate.models.adapter import DenseAdapter, StockAdapter
 from speculate.models.registry import BUILT_IN, ENTRY_POINTS, factory_for, supported
-from speculate.version import VERSION
 
 PACKAGE = Path(speculate.__file__).parent
 DENSE = "speculate.models.adapter:DenseAdapter"
@@ -136,4 +136,4 @@ def test_an_archive_without_metadata_loads_and_decodes(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     where = archive / "speculate" / "__init__.py"
-    assert ran.stdout.splitlines() == ["True", f"{VERSION} {where}", f"speculate {VERSION}"]
+    assert ran.stdout.splitlines() == ["True", f"{__version__} {where}", f"speculate {__version__}"]

@@ -19,7 +19,7 @@ import speculate as sp
 from speculate.errors import UnsupportedModelError
 from speculate.models import registry
 from speculate.models.adapter import DenseAdapter, StockAdapter
-from speculate.models.stock_check import CHUNKS, check_against_stock
+from speculate.models.registry import CHUNKS, check_against_stock
 from speculate.protocols import Forward
 from tests.support import tiny
 from tests.support import tokenizers as words
@@ -230,7 +230,7 @@ def test_the_packages_own_adapters_are_not_compared_and_others_of_that_name_are(
 ) -> None:
     compared: list[object] = []
     monkeypatch.setattr(
-        "speculate.models.stock_check.check_against_stock",
+        "speculate.models.registry.check_against_stock",
         lambda adapter, stock: compared.append(stock),
     )
     stock: Any = tiny.dense()

@@ -44,7 +44,6 @@ MORE: Final = {
     "a-sampler": {"acceptance_rule", "Mode"},
     # It shows what a layer does with a cache, by making one.
     "an-adapter": {"RewindableArraysCache"},
-    "a-backend": {"AbandonsByCheckpoint"},
 }
 """Names that the text of a section adds to its table."""
 

@@ -12,6 +12,7 @@ import speculate as sp
 from speculate.errors import OptionError, RewindError
 from speculate.protocols import Plan, Round
 from tests.support import reference as kit
+from tests.support.recording import WatchedProposer
 
 MODEL = kit.get("qwen3_5").model
 
@@ -30,6 +31,27 @@ class Planless:
         return cast(Plan, None)
 
     def observe(self, round: Round, /) -> None: ...
+
+
+class Beginless:
+    """A strategy of an earlier version, when strategies were not told of a new sequence."""
+
+    @property
+    def proposers(self) -> Sequence[sp.MTPChain]:
+        return ()
+
+    def plan(self, remaining: int | None, /) -> Plan:
+        return Plan()
+
+    def observe(self, round: Round, /) -> None: ...
+
+
+class Tapping(WatchedProposer):
+    """A proposer that reads outputs of layers."""
+
+    def __init__(self, *taps: int) -> None:
+        super().__init__(sp.PromptLookup())
+        self.taps = taps
 
 
 class Lists:
@@ -73,6 +95,22 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a class": (lambda: sp.Fixed(CHAIN, 3), OptionError, "MTPChain is a class"),
     "a list": (lambda: sp.Adaptive(cast(Any, [sp.MTPChain()])), OptionError, "separate arguments"),
     "no plan": (lambda: decode(Planless()), sp.SpeculateError, "a NoneType, not a Plan"),
+    "no begin": (lambda: decode(Beginless()), OptionError, "Beginless .*it lacks begin$"),
+    "taps": (
+        lambda: sp.Decoder(MODEL, sp.Fixed(Tapping(1, 3), 2)),
+        OptionError,
+        r"'lookup' reads .*layers \[1, 3\], which no model returns yet",
+    ),
+    "a forward with taps": (
+        lambda: MODEL.forward(mx.array([[1]]), MODEL.make_cache(), taps=[1]),
+        OptionError,
+        r"Qwen35Adapter cannot return .*\(taps\)",
+    ),
+    "a batch": (
+        lambda: MODEL.forward(mx.array([[1, 2], [3, 4]]), MODEL.make_cache()),
+        OptionError,
+        r"shape \(1, T\), T >= 1, got \(2, 2\)",
+    ),
     "a list of drafts": (
         lambda: decode(sp.Fixed(cast(Any, Lists()), 2)),
         sp.SpeculateError,
@@ -100,6 +138,20 @@ def test_a_mistake_is_named_with_its_remedy(name: str) -> None:
     act, error, message = MISTAKES[name]
     with pytest.raises(error, match=message):
         act()
+
+
+def test_what_is_refused_is_fed_to_no_layer() -> None:
+    cache = MODEL.make_cache()
+    for tokens, taps in ((mx.array([[1, 2], [3, 4]]), ()), (mx.array([[1]]), (0,))):
+        with pytest.raises(OptionError):
+            MODEL.forward(tokens, cache, taps=taps)
+    assert {layer.length() for layer in cache} == {0}
+
+
+def test_a_proposer_that_could_read_layers_and_reads_none_drafts() -> None:
+    decoder = sp.Decoder(MODEL, sp.Fixed(Tapping(), 2))
+    tokens = [token.id for token in decoder.generate(kit.PROMPT, 4)]
+    assert tokens == kit.truth("qwen3_5", kit.PROMPT, 4)
 
 
 def test_options_of_other_libraries_are_named() -> None:

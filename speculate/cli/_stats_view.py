@@ -29,6 +29,15 @@ BARS: Final = "▁▂▃▄▅▆▇█"
 ASCII_BARS: Final = "12345678"
 """Symbols of the history: no draft, and bars of increasing height, also in ASCII only."""
 
+EARLIER_KEYS: Final = {
+    "asked": "planned_proposer",
+    "cut": "truncated",
+    "ahead": "overlapped_seconds",
+    "predicted": "predicted_speedup",
+    "plain_seconds": "baseline_seconds",
+}
+"""Keys of events in earlier versions, written too, and the fields of a round that they name."""
+
 UNFINISHED_LINES: Final = 3
 """Screen lines that the live view shows of an unfinished line of text."""
 
@@ -269,7 +278,9 @@ class EventLog:
             "predicted_speedup": stats.predicted_speedup,
             "actual_speedup": stats.actual_speedup,
         }
-        line = as_json({**attrs.asdict(round), "totals": totals}).encode() + b"\n"
+        event = attrs.asdict(round)
+        event |= {earlier: event[name] for earlier, name in EARLIER_KEYS.items()}
+        line = as_json({**event, "totals": totals}).encode() + b"\n"
         with writing("events", self.name):
             while line:
                 line = line[self.file.write(line) :]

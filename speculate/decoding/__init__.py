@@ -1,5 +1,6 @@
-"""The loop. Start with `run` (one generation) and `target` (the steps of a round).
+"""The loop. Start with `generation`, whose `tokens` is the round in order.
 
-`decoder` is the public entry, `window` the rewind for loops of your own, `proposers` keeps all
-proposers at the same sequence, `loan` and `session` hold the caller's list of caches.
+`decoder` is the public entry, `target` feeds the model, `proposers` keeps all proposers at the same
+sequence, `cache_loan` holds the caller's list of caches, and `window` is the rewind for loops of
+your own.
 """

@@ -32,7 +32,7 @@ ROUNDS: Final = 200
 
 @final
 class StrategyRun:
-    """A strategy that plans rounds of a sequence without a model.
+    """A strategy that begins a sequence and plans its rounds, without a model.
 
     `plans` are the name of the planned proposer, and the depth, round by round.
     """
@@ -43,6 +43,7 @@ class StrategyRun:
         self._emitted = 0
         self._unobserved: list[Round] = []
         self.plans: list[tuple[str | None, int]] = []
+        strategy.begin()
 
     def round(self, remaining: int | None = None, *, ahead: bool = False) -> None:
         """Plan one round; with `ahead`, the next one is planned before this one is observed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -48,13 +49,18 @@ def test_a_line_is_a_round_and_all_up_to_it() -> None:
         "drafted": 3,
         "accepted": 2,
         "emitted": 3,
-        "cut": False,
+        "truncated": False,
         "seconds": 0.5,
         "context": 7,
+        "predicted_speedup": 1.5,
+        "baseline_seconds": 0.25,
+        "planned_proposer": "mtp",
+        "overlapped_seconds": 0.0,
+        "asked": "mtp",
+        "cut": False,
+        "ahead": 0.0,
         "predicted": 1.5,
         "plain_seconds": 0.25,
-        "asked": "mtp",
-        "ahead": 0.0,
         "totals": {
             "seed": None,
             "rounds": 1,
@@ -69,8 +75,48 @@ def test_a_line_is_a_round_and_all_up_to_it() -> None:
             "actual_speedup": 3 * 0.25 / 0.5,
         },
     }
-    assert (second["proposer"], second["predicted"]) == (None, None)
+    assert (second["proposer"], second["predicted_speedup"]) == (None, None)
     assert (second["totals"]["tokens"], second["totals"]["seconds"]) == (4, 0.75)
+
+
+OLD_KEYS = {
+    "asked": "planned_proposer",
+    "cut": "truncated",
+    "ahead": "overlapped_seconds",
+    "predicted": "predicted_speedup",
+    "plain_seconds": "baseline_seconds",
+}
+"""Keys of earlier versions, which parsers may read, and those that replace them."""
+
+
+def test_earlier_keys_have_the_values_of_those_that_replace_them() -> None:
+    file, stats = io.BytesIO(), sp.Stats()
+    log = EventLog(file, "here")
+    for round in (
+        Round(0, None, 3, 0, 0, 1, True, 0.5, 7, 1.5, 0.25, "lookup", 0.125),
+        Round(1, "mtp", 3, 3, 2, 3, False, 0.5, 8, None, None, "mtp"),
+    ):
+        stats.count(round)
+        log(round, stats)
+    for line in read(file.getvalue().decode()):
+        assert {old: line[old] for old in OLD_KEYS} == {
+            old: line[new] for old, new in OLD_KEYS.items()
+        }
+        assert "confidence" not in line
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_is_not_a_number_is_null(number: float) -> None:
+    file, stats = io.BytesIO(), sp.Stats()
+    round = Round(
+        0, "mtp", 3, 3, 2, 3, False, 0.5, 7, predicted_speedup=number, baseline_seconds=number
+    )
+    stats.count(round)
+    EventLog(file, "here")(round, stats)
+    (line,) = read(file.getvalue().decode())
+    for key in ("predicted_speedup", "predicted", "baseline_seconds", "plain_seconds"):
+        assert line[key] is None
+    assert line["totals"]["predicted_speedup"] is None
 
 
 def test_a_file_goes_on_where_it_ended(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -83,12 +129,12 @@ def test_a_file_goes_on_where_it_ended(capsys: pytest.CaptureFixture[str], tmp_p
     assert [line["index"] for line in lines] == [*range(once), *range(once)]
     counters = said.counters()
     last = lines[-1]
-    assert set(last) == {field.name for field in attrs.fields(Round)} | {"totals"}
+    assert set(last) == {field.name for field in attrs.fields(Round)} | OLD_KEYS.keys() | {"totals"}
     assert last["totals"]["tokens"] == counters["tokens"] == 12
     assert last["totals"]["rounds"] == counters["passes"] == once
     assert last["totals"]["accepted_tokens"] == counters["accepted"]
     assert sum(line["emitted"] for line in lines[:once]) == 12
-    assert [line["cut"] for line in lines[:once]] == [False] * (once - 1) + [True]
+    assert [line["truncated"] for line in lines[:once]] == [False] * (once - 1) + [True]
     assert all(line["seconds"] > 0 for line in lines)
 
 

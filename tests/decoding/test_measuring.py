@@ -22,7 +22,18 @@ from speculate import (
     Token,
 )
 from speculate.decoding.cost_probe import REPEATS, ROWS
-from speculate.protocols import Costs, Forward, Plan, Proposer, Round, Strategy
+from speculate.protocols import (
+    Costs,
+    DraftScore,
+    Forecast,
+    Forward,
+    Plan,
+    Proposer,
+    Round,
+    Strategy,
+    SupportsForecast,
+    SupportsFreeDrafts,
+)
 from speculate.strategies.adaptive import PROBE_MIN_TOKENS
 from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests.decoding.test_abstaining import Abstaining
@@ -111,6 +122,41 @@ def test_who_abstains_has_no_costs() -> None:
     kit.check_tokens("qwen3_5", [9], tokens)
     # A head has nothing to draft from after a prompt of one token, and has after the next.
     assert set(strategy.costs[0].draft) == {"mtp"}
+
+
+class Forecasting(WatchedProposer):
+    """A proposer that forecasts always the same, and may be free."""
+
+    def __init__(self, name: str, text: Sequence[int]) -> None:
+        super().__init__(ScriptedProposer(text, vocab_size=tiny.VOCAB, name=name))
+
+    def forecast(self) -> Forecast:
+        return Forecast(1, 4)
+
+    def scores(self) -> Sequence[DraftScore]:
+        return ()
+
+
+class Free(WatchedProposer):
+    """A proposer that says whether it is free, and forecasts nothing."""
+
+    def __init__(self, name: str, text: Sequence[int], *, free: bool) -> None:
+        super().__init__(ScriptedProposer(text, vocab_size=tiny.VOCAB, name=name))
+        self.free = free
+
+
+def test_a_proposer_is_measured_unless_it_is_free() -> None:
+    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 24)]
+    forecasting = Forecasting("forecasting", text)
+    free, costly = Free("free", text, free=True), Free("costly", text, free=False)
+    assert isinstance(forecasting, SupportsForecast)
+    assert not isinstance(forecasting, SupportsFreeDrafts)
+    assert isinstance(free, SupportsFreeDrafts)
+    assert not isinstance(free, SupportsForecast)
+    strategy = curious(forecasting, free, costly, PromptLookup())
+    tokens = list(Decoder(kit.get("dense").model, strategy).generate(kit.PROMPT, 6))
+    kit.check_tokens("dense", kit.PROMPT, tokens)
+    assert set(strategy.costs[0].draft) == {"forecasting", "costly"}
 
 
 @pytest.mark.parametrize("start", [0, 6, 7, 8, 9, 12, 40])

@@ -12,6 +12,7 @@ import pytest
 import speculate as sp
 from speculate.proposers import _chain
 from speculate.protocols import Forward, Proposer, Round
+from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests.support import reference as kit
 from tests.support import tiny
 from tests.support.recording import PassingModel, WatchedProposer
@@ -59,16 +60,28 @@ def test_it_stays_in_step_with_the_text_however_much_it_was_given() -> None:
 
 
 class Listener(WatchedProposer):
-    """Records the ids of earlier turns that it receives."""
+    """Records where sequences begin for it, and the ids of earlier turns that it receives."""
 
     def __init__(self) -> None:
         super().__init__(sp.PromptLookup())
-        self.received: list[list[int]] = []
+        self.received: list[tuple[int, list[int]]] = []
 
     def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         super().begin(position, history)
         if history:
-            self.received.append(list(history))
+            self.received.append((position, list(history)))
+
+
+class Begun(WatchedProposer):
+    """Records every start of a sequence."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(ScriptedProposer((), vocab_size=tiny.VOCAB, name=name))
+        self.begun: list[tuple[int, list[int]]] = []
+
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
+        super().begin(position, history)
+        self.begun.append((position, list(history)))
 
 
 def test_a_decoder_that_was_there_itself_is_not_given_the_text_again() -> None:
@@ -79,7 +92,17 @@ def test_a_decoder_that_was_there_itself_is_not_given_the_text_again() -> None:
     list(decoder.generate(QUOTES, 4, caches, history=TURN))
     assert lookup.received == []
     list(decoder.generate(QUOTES, 4, filled("qwen3_5"), history=TURN))
-    assert lookup.received == [list(TURN)]
+    assert lookup.received == [(len(TURN), list(TURN))]
+
+
+def test_every_proposer_begins_with_what_the_caller_says_of_earlier_turns() -> None:
+    # As many ids as the cache holds, fewer, more and none: they are passed on as they are.
+    for history in (TURN, TURN[-3:], (1, 2, 3, *TURN), ()):
+        one, other = Begun("one"), Begun("other")
+        strategy = ScheduledStrategy([(one, 2), (other, 3)])
+        decoder = sp.Decoder(kit.get("dense").model, strategy)
+        list(decoder.generate(QUOTES, 4, filled("dense"), history=history))
+        assert one.begun == other.begun == [(len(TURN), list(history))]
 
 
 def test_a_turn_that_was_given_up_and_is_tried_again_still_knows_the_earlier_one() -> None:

@@ -226,7 +226,7 @@ def in_range(draft: Draft, columns: int) -> Draft:
         row if row is None else _over(row, ids[index], columns)
         for index, row in enumerate(draft.logprobs)
     ]
-    return Draft(mx.minimum(ids, columns - 1).astype(mx.uint32), logprobs)
+    return Draft(mx.minimum(ids, columns - 1).astype(mx.uint32), logprobs, draft.survival)
 
 
 def _over(row: mx.array, id_: mx.array, columns: int) -> mx.array:

@@ -46,10 +46,13 @@ class Draft:
         logprobs: For each token, the log-probabilities that it was drawn from, as returned by
             `DraftSampler`: `(1, n)` float32, or `None` for a token that was not drawn at random.
             Empty if no token was drawn at random.
+        survival: `(k,)` float32, the drafter's own estimate of the probability that each token
+            and all before it are accepted; `None` if it has none. It has no effect on the output.
     """
 
     tokens: mx.array
     logprobs: Sequence[mx.array | None] = ()
+    survival: mx.array | None = None
 
 
 @attrs.frozen

@@ -28,7 +28,7 @@ STEPS: Final = {
     "_read": ("wait", "the round's one synchronisation"),
     "_emit": ("emit", "accepted drafts, then the bonus token"),
     "_keep_emitted": ("keep", "caches roll back the rest, proposers are notified"),
-    "_record": ("observe", "counts the round, notifies strategy and observer"),
+    "_observe": ("observe", "counts the round, notifies strategy and observer"),
 }
 """The steps of a round: method called in the loop -> name and explanation."""
 

@@ -36,8 +36,8 @@ class Block:
         verification: The outcome of verification, on the device until `read`.
         accepted: Accepted drafts, known after `read`.
         length: Tokens that the block yields, up to a stop token or the end of the budget.
-        emitted: Those of them that were emitted.
-        kept: Whether its first tokens were committed, and the rest rolled back.
+        emitted: How many of them were emitted.
+        kept: Whether its accepted tokens were committed, and the rest rolled back.
         index: Number of the round.
         context: Length of the sequence before the block's tokens.
         seconds: Duration of the round.

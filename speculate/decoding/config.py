@@ -10,7 +10,7 @@ import mlx.core as mx
 from typing_extensions import get_protocol_members
 
 from speculate._mx import to_ints
-from speculate.decoding.proposers import ProposerPool
+from speculate.decoding.proposer_pool import ProposerPool
 from speculate.errors import OptionError, PromptError, SpeculateError
 from speculate.protocols import (
     Observer,

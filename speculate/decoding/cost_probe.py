@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from speculate._mx import mlx_version
 from speculate.decoding.config import DecoderConfig
-from speculate.decoding.proposers import validated_draft
+from speculate.decoding.proposer_pool import validated_draft
 from speculate.decoding.target import TargetRunner
 from speculate.protocols import (
     Costs,

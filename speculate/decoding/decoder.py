@@ -24,7 +24,7 @@ from speculate.decoding.config import (
     validated_quantization,
 )
 from speculate.decoding.generation import Generation
-from speculate.decoding.proposers import ProposerPool
+from speculate.decoding.proposer_pool import ProposerPool
 from speculate.decoding.stats import Stats
 from speculate.errors import DecoderBusyError
 from speculate.proposers.mtp_chain import MTPChain
@@ -293,16 +293,16 @@ class Decoder:
             if not quiet:
                 raise
         finally:
-            if run.over:
+            if run.returned:
                 self._forget(run)
 
     def _finish(self, run: Generation, given: Token | None) -> None:
         """Complete an interrupted `_end`, and get ready for the next run."""
         try:
-            if not run.over:
+            if not run.returned:
                 with self._step():
                     run.withdraw(given)
-                    run.finish()
+                    run.ensure_ended()
         finally:
             self._forget(run)
 

@@ -1,4 +1,4 @@
-"""One call of `generate`: the loop of speculative decoding, and how it ends in any state."""
+"""One call of `generate`: the decoding loop, and its clean-up after errors and interrupts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Generation:
 
     Attributes:
         finished: Whether no more tokens will be emitted.
-        over: Whether the list was returned for good.
+        returned: Whether the caller's list was returned and will not be borrowed again.
     """
 
     def __init__(
@@ -60,13 +60,14 @@ class Generation:
         self._stop_tokens = stop_tokens
         self._stats = stats
         self._text: list[int] = []  # the prompt and the emitted tokens
-        self._position = -1  # of the prompt's first token; -1 until the list is borrowed
+        self._position = -1  # position of the prompt's first token; -1 before `start`
         self._committed = 0  # tokens of `_text` in the caches, not counting the current block
-        self._plan: Plan | None = None  # the next round's, once the strategy was asked
-        self._block: Block | None = None  # the block being emitted, until it is recorded
+        self._plan: Plan | None = None  # plan of the next round, once the strategy made it
+        self._block: Block | None = None  # the block being emitted, until it is observed
         self._ahead: Block | None = None  # lookahead block, launched before `_block` was read
         self._offered: Offered | None = None  # the last token, and the state before it
-        # Of the current block and the previous one, whose last token the caller may still hold.
+        # Log-probabilities of the current block, and of the previous one, whose last token the
+        # caller may still hold.
         self._logprobs: deque[BlockLogprobs] = deque()
         self._began = 0.0  # when the round began, excluding the observer's time
         self._ended = 0.0  # when the previous round was read
@@ -75,7 +76,7 @@ class Generation:
         # Arguments of the pending cost measurement: context length and tokens still to emit.
         self._unmeasured: tuple[int, int | None] | None = None
         self.finished: bool = max_tokens == 0
-        self.over: bool = False
+        self.returned: bool = False
 
     @property
     def pending(self) -> int | None:
@@ -102,19 +103,20 @@ class Generation:
                 block.draft = proposers.draft(block.plan, last_token, block.depth, sampler.choose)
                 block.out = target.forward(last_token, block.draft)
                 block.verification = sampler.verify(last_token, block.draft, block.out.logits[0])
+                target.submit(block)
             self._launch_next(block)
-            tokens = self._read(block)
+            tokens = self._read(block)  # waits for the device
             while tokens:
                 self._emit(block, tokens[0])
                 yield tokens.popleft()
                 self._resume()
             self._start_clock()
             self._keep_emitted()
-            self._record()
+            self._observe()
             self._measure_costs()
 
     def _last_token(self) -> mx.array:
-        """Return the last token `(1,)`; feed those before it that are in no cache."""
+        """Return the last token `(1,)`. Feeds any earlier tokens first that the caches lack."""
         unfed = self._text[self._committed :]
         if not unfed:
             raise SpeculateError("there is no token to continue from")
@@ -150,16 +152,11 @@ class Generation:
         return None if self._max_tokens is None else self._max_tokens - self._stats.emitted_tokens
 
     def _launch_next(self, block: Block) -> None:
-        """Start the device on a block, and on the next one if both are certain to have no drafts.
+        """Launch the next forward before this block is read, if neither block has drafts.
 
-        The next step is launched before this one is read, as in mlx-lm, so that the device does
-        not wait for the host.
+        The device then does not wait for the host, as in mlx-lm.
         """
-        if block.drafted:
-            return
-        if not block.kept:
-            self._target.submit(block)
-        if self._unmeasured is None and self._next_is_plain():
+        if not block.drafted and self._unmeasured is None and self._next_is_plain():
             self._keep(block, 0)
             plan, _ = self._next_plan(pending=1)
             self._ahead = self._plain_block(block.verification.tokens, plan)
@@ -214,7 +211,7 @@ class Generation:
         if block is None:
             return
         if self._ahead is not None and block.emitted:
-            # This block's token was emitted. The lookahead block has fed it already: commit that.
+            # The lookahead forward has consumed this block's token: commit its first row.
             self._keep(self._ahead, 0)
         else:
             self._keep(block, min(block.emitted, block.accepted))
@@ -232,7 +229,7 @@ class Generation:
         self._committed = stop
         self._config.proposers.commit(commit)
 
-    def _record(self) -> None:
+    def _observe(self) -> None:
         """Count the current block, of which no more tokens will be emitted, and report it.
 
         Calling it again resumes after an interrupt. The strategy and the observer are notified
@@ -304,7 +301,7 @@ class Generation:
         Raises:
             SpeculateError: `settle` failed, which ended the sequence.
         """
-        if self.over:
+        if self.returned:
             raise SpeculateError(
                 "settle() failed or was interrupted, which ended this generation: its tokens so "
                 "far are in the prompt cache. Start a new generation from there"
@@ -320,7 +317,7 @@ class Generation:
 
         If that fails or is interrupted, they are returned for good.
         """
-        if self._settled_at is not None or self.over:
+        if self._settled_at is not None or self.returned:
             return
         try:
             self._pause()
@@ -352,7 +349,7 @@ class Generation:
             given: The last token that the caller received.
         """
         offered = self._offered
-        if not self.over and offered is not None and offered.token is not given:
+        if not self.returned and offered is not None and offered.token is not given:
             del self._text[offered.length :]
             offered.block.emitted = offered.in_block
             self._stats.emitted_tokens = offered.emitted
@@ -360,9 +357,9 @@ class Generation:
     def end(self) -> None:
         """Bring the caches to the emitted sequence from any state, and return them for good.
 
-        Call `finish` afterwards, because an interrupt may come in the middle.
+        Call `ensure_ended` afterwards, because an interrupt may come in the middle.
         """
-        if self.over:
+        if self.returned:
             return
         try:
             self._complete()
@@ -371,7 +368,7 @@ class Generation:
             raise
         self._close()
 
-    def finish(self) -> None:
+    def ensure_ended(self) -> None:
         """Complete an interrupted `end`, and return the caches in any case."""
         try:
             self.end()
@@ -382,11 +379,11 @@ class Generation:
         if not self._recording:
             if self._target.give_up_prompt():
                 self._text, self._committed = [], 0
-            self._record()
+            self._observe()
             return
         try:
             self._keep_emitted()
-            self._record()
+            self._observe()
         except Exception:
             self._feed_rest()
             raise
@@ -410,7 +407,7 @@ class Generation:
         self._stop()
 
     def _feed(self, ids: Sequence[int], *, after_failure: bool = False) -> None:
-        """Feed and commit emitted tokens, at most up to where quantisation begins at once."""
+        """Feed and commit emitted tokens. A forward ends exactly where quantisation begins."""
         while ids:
             room = self._target.room_for_drafts()
             now = ids if room is None else ids[: room + 1]
@@ -438,7 +435,7 @@ class Generation:
 
     def _close(self) -> None:
         self._give_back()
-        self.over = True
+        self.returned = True
 
     def _give_back(self) -> None:
         if self._loan.out:

@@ -1,4 +1,4 @@
-"""What a round does with the target: forward, keep; and prefill, quantisation and replay."""
+"""The target's side of a run: prefill, forward, keep, replay and cache quantisation."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ class TargetRunner:
     # The caller's list.
 
     def borrow(self) -> None:
-        """Borrow the caches of the loan, which was taken."""
+        """Use the caches of the loan, after its `take`."""
         self._caches = self._loan.caches
         self._start = self._loan.length()
         self._group = required_group(self._caches, "the model's")
         self._quantizer = Quantizer(self._config.kv, self._caches)
 
     def borrow_again(self, fed: int) -> None:
-        """Continue on the caches after a pause, in which `fed` counts the tokens fed before it."""
+        """Continue after a pause, before which this run had fed `fed` tokens."""
         self.borrow()
         self._start -= fed
         self._group.start()
@@ -155,7 +155,7 @@ class TargetRunner:
     # The prompt.
 
     def prefill(self, prompt: Sequence[int]) -> None:
-        """Feed all of the prompt but its last token, and start recording for rewinds.
+        """Feed all of the prompt but its last token. Recording begins with `start`.
 
         Until `begun` is called, `give_up_prompt` can undo it.
         """
@@ -198,8 +198,9 @@ class TargetRunner:
         return self._config.model.forward(fed[None], self._caches)
 
     def submit(self, block: Block) -> None:
-        """Start the device on a block without waiting for it."""
-        mx.async_eval(block.results(), arrays_of(self._caches))
+        """Start the device on a block without drafts; one with drafts is evaluated at once."""
+        if not block.drafted:
+            mx.async_eval(block.results(), arrays_of(self._caches))
 
     def evaluate(self, block: Block) -> None:
         """Wait for a block: the round's one synchronisation."""
@@ -222,14 +223,14 @@ class TargetRunner:
     # Between rounds.
 
     def feed(self, ids: Sequence[int]) -> Commit:
-        """Feed and commit tokens that were emitted before; their logits are never computed."""
+        """Feed and commit tokens that were emitted before; their logits are not evaluated."""
         out = self._config.model.forward(mx.array([list(ids)], dtype=mx.uint32), self._caches)
         commit = Commit.of(out, ids)
         self.keep(commit.tokens)
         return commit
 
     def dry_run(self, ids: Sequence[int]) -> None:
-        """Feed tokens, wait for the most likely next ones, and roll back."""
+        """Feed tokens, wait for the most likely next ones, and roll back: for timing."""
         out = self._config.model.forward(mx.array([list(ids)], dtype=mx.uint32), self._caches)
         mx.eval(mx.argmax(out.logits[0], axis=-1), arrays_of(self._caches))
         self._group.rewind()
@@ -241,7 +242,7 @@ class TargetRunner:
         return length - self._start + (0 if to_replay is None else to_replay.shape[1])
 
     def replay(self) -> None:
-        """Feed committed tokens again that caches had to drop with a partly rejected block."""
+        """Feed again the accepted tokens that a rollback of whole blocks removed."""
         to_replay = self._group.take_replay()
         if to_replay is not None:
             self._config.model.forward(to_replay, self._caches)

@@ -10,7 +10,7 @@ from typing import Final, cast, final
 import mlx.core as mx
 
 from speculate._mx import to_ints
-from speculate.decoding.proposers import validated_draft
+from speculate.decoding.proposer_pool import validated_draft
 from speculate.protocols import (
     Commit,
     Draft,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import cast
 
@@ -33,6 +34,16 @@ def log_softmax(logits: mx.array) -> mx.array:
     """Return log-probabilities in float32, along the last axis."""
     logits = logits.astype(mx.float32)
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def row_differences(found: mx.array, expected: mx.array) -> list[float]:
+    """Return the largest absolute difference in each row of two `(T, n)` arrays. Synchronises.
+
+    It is infinite where one has NaN.
+    """
+    size = mx.abs(found.astype(mx.float32) - expected.astype(mx.float32))
+    size = mx.where(found == expected, 0.0, mx.where(mx.isnan(size), math.inf, size))
+    return cast("list[float]", size.max(axis=-1).tolist())
 
 
 def arrays_of(caches: Iterable[HoldsArrays]) -> list[mx.array]:

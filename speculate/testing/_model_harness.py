@@ -12,6 +12,8 @@ from typing import Final, cast, final
 import mlx.core as mx
 from typing_extensions import Protocol
 
+from speculate._mx import row_differences
+from speculate.decoding.window import Window
 from speculate.protocols import Forward, Rollbackable, SpeculativeModel, StockModel
 from speculate.testing.contract import ContractError, InjectedError, at_step, require
 
@@ -24,12 +26,6 @@ def feed(model: SpeculativeModel, tokens: Sequence[int], caches: Sequence[object
     logits = model.forward(mx.array([list(tokens)], dtype=mx.uint32), caches).logits[0]
     mx.eval(logits)
     return logits
-
-
-def distances(found: mx.array, expected: mx.array) -> list[float]:
-    """The largest absolute difference in each row of two arrays `(T, n)`."""
-    differences = mx.abs(found.astype(mx.float32) - expected.astype(mx.float32)).max(axis=-1)
-    return cast("list[float]", differences.tolist())
 
 
 def compare(
@@ -45,7 +41,7 @@ def compare(
     if bool(mx.array_equal(found, expected)):
         return
     limit = tolerance * cast(float, mx.abs(expected.astype(mx.float32)).max().item())
-    for row, distance in enumerate(distances(found, expected)):
+    for row, distance in enumerate(row_differences(found, expected)):
         if not distance <= limit:
             raise ContractError(f"{distance} from those of {reference}", position=position + row)
 
@@ -118,7 +114,6 @@ class ModelRun:
             self.feed(prompt)
 
     def start(self) -> None:
-        """Start recording."""
         for cache in self.caches:
             cache.start_speculation()
 
@@ -136,6 +131,11 @@ class ModelRun:
         self.length += right
         self.rounds += 1
         return out
+
+    def round(self, window: Window, right: int, wrong: int = 0) -> None:
+        """Feed one block in a window, and keep its right tokens."""
+        self.feed(right, wrong)
+        window.keep(right)
 
     def trim(self, n: int) -> None:
         """Trim `n` wrong tokens, layer by layer as mlx-lm does."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 from typing import Final, cast, final
 
 import mlx.core as mx
 
-from speculate._mx import to_ints
+from speculate._mx import row_differences, to_ints
 from speculate.decoding.proposers import validated_draft
 from speculate.protocols import (
     Commit,
@@ -22,7 +23,6 @@ from speculate.protocols import (
     Verdict,
 )
 from speculate.strategies.fixed import checked_backlog, checked_forecast, checked_scores
-from speculate.testing._model_harness import distances
 from speculate.testing.contract import InjectedError, at_step, contract, require, same_random_state
 from speculate.testing.lossless import assert_lossless
 from speculate.testing.toy import ToyHead, ToyModel
@@ -32,9 +32,6 @@ LENGTH: Final = 90
 
 DEPTH: Final = 4
 """Tokens of most drafts."""
-
-PHRASE: Final = 13
-"""Tokens of the phrase that the sequence repeats, so that a lookup finds matches."""
 
 OTHER: Final = "another proposer"
 """Name of the proposer whose drafts are committed besides those under test."""
@@ -76,7 +73,7 @@ def same_rows(found: Sequence[mx.array], expected: Sequence[mx.array], tolerance
     """
     largest = max((cast(float, mx.abs(row).max().item()) for row in expected), default=0.0)
     pairs = zip(found, expected, strict=False)
-    near = all(max(distances(a, b)) <= tolerance * largest for a, b in pairs)
+    near = all(max(row_differences(a, b)) <= tolerance * largest for a, b in pairs)
     return near and len(found) == len(expected)
 
 
@@ -136,8 +133,8 @@ class ProposerHarness:
 def repetitive(vocab_size: int) -> list[int]:
     """A sequence of `LENGTH` tokens that repeats a phrase, with occasional other tokens."""
     rng = random.Random(0)
-    phrase = [rng.randrange(vocab_size) for _ in range(PHRASE)]
-    sequence = [phrase[n % PHRASE] for n in range(LENGTH)]
+    phrase = [rng.randrange(vocab_size) for _ in range(13)]
+    sequence = [*islice(cycle(phrase), LENGTH)]
     for position in range(7, LENGTH, 11):
         sequence[position] = rng.randrange(vocab_size)
     return sequence
@@ -172,10 +169,15 @@ class ProposerRun:
         bonus = sequence[stop] if known and stop < len(sequence) else None
         with at_step(self.rounds, start):
             self.proposer.commit(Commit(tokens, hidden, verdict, ids, bonus))
-            found = self.proposer.position()
-            require(found == stop, f"reports position {found} after a commit up to {stop}")
+            self.require_position(stop, f"a commit up to {stop}")
         self.position = stop
         self.rounds += 1
+
+    def require_position(self, expected: int, after: str) -> None:
+        """Check what the proposer reports after a call."""
+        with at_step(self.rounds, self.position):
+            found = self.proposer.position()
+            require(found == expected, f"reports position {found} after {after}")
 
     def commit_prompt(self, count: int, chunk: int = 100) -> None:
         """Commit a prompt of `count` tokens in chunks."""
@@ -276,9 +278,7 @@ class ProposerTests(ABC):
             run.draft(DEPTH)
             run.proposer.settle()
             run.proposer.settle()
-            with at_step(run.rounds, run.position):
-                found = run.proposer.position()
-                require(found == run.position, f"reports position {found} after settle")
+            run.require_position(run.position, "settle")
             run.commit(3, known=known)
             harness.check_draft(run)
             run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
@@ -293,9 +293,7 @@ class ProposerTests(ABC):
         for start in (0, 7, 0, 21):
             run.draft(DEPTH)
             run.begin(start)
-            with at_step(run.rounds, start):
-                found = run.proposer.position()
-                require(found == start, f"reports position {found} after begin({start})")
+            run.require_position(start, f"begin({start})")
             run.commit_prompt(12, 5)
             run.round(DEPTH, 2)
             harness.check_draft(run, start)

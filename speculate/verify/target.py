@@ -64,28 +64,15 @@ class RecordingProposer:
     def __init__(self, proposer: Proposer) -> None:
         self.name: str = proposer.name
         self.drafts: list[tuple[int, mx.array]] = []
-        self._proposer = proposer
-
-    def attach(self, target: SpeculativeModel, /) -> None:
-        self._proposer.attach(target)
-
-    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
-        self._proposer.begin(position, history)
-
-    def position(self) -> int:
-        return self._proposer.position()
-
-    def commit(self, commit: Commit, /) -> None:
-        self._proposer.commit(commit)
+        self._propose = proposer.propose
+        self.attach, self.begin, self.commit = proposer.attach, proposer.begin, proposer.commit
+        self.position, self.settle = proposer.position, proposer.settle
 
     def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
-        draft = self._proposer.propose(last_token, limit, choose)
+        draft = self._propose(last_token, limit, choose)
         if draft.tokens.shape[0]:
             self.drafts.append((limit, draft.tokens))
         return draft
-
-    def settle(self) -> None:
-        self._proposer.settle()
 
 
 def head_drafter() -> Drafter:

@@ -33,20 +33,17 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.on_sequence())
     @rule(width=st.sampled_from([1, 1, 2, 3, 5, 9, 70]))
     def feed(self, width: int) -> None:
-        self.run.feed(width)
-        self.record(width)
+        self.feed_block(width)
 
     @precondition(lambda self: self.run.recording or self.checkpoints)
     @rule(right=st.integers(0, 5), wrong=st.integers(1, 9))
     def feed_wrong_tokens(self, right: int, wrong: int) -> None:
-        right = right if self.on_sequence() else 0
-        self.run.feed(right, wrong)
-        self.record(right + wrong)
+        self.feed_block(right if self.on_sequence() else 0, wrong)
 
-    def record(self, width: int) -> None:
-        """Count a block that was fed."""
-        self.starts.append(self.run.length - width)
-        self.recorded = min(RECORD_WINDOW, self.recorded + width)
+    def feed_block(self, right: int, wrong: int = 0) -> None:
+        self.starts.append(self.run.length)
+        self.recorded = min(RECORD_WINDOW, self.recorded + right + wrong)
+        self.run.feed(right, wrong)
 
     def drop_records(self) -> None:
         """Expect that nothing fed so far can be trimmed."""

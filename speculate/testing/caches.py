@@ -115,10 +115,8 @@ class CacheTests(ABC):
         """Several single steps can be trimmed at once, as a draft model needs."""
         for run in self._recording_runs():
             for right, wrong in ((0, 1), (2, 3), (1, 0), (0, 4), (3, 1), (4, 5)):
-                for _ in range(right):
-                    run.feed(1)
-                for _ in range(wrong):
-                    run.feed(0, 1)
+                for step in [(1, 0)] * right + [(0, 1)] * wrong:
+                    run.feed(*step)
                 run.trim(wrong)
             run.feed(1)
 
@@ -158,10 +156,8 @@ class CacheTests(ABC):
         """At least 64 tokens can be trimmed, whether they came one by one or in blocks."""
         for width in (1, 8):
             for run in self._recording_runs((12, 150)):
-                for _ in range(16 // width):
-                    run.feed(width)
-                for _ in range(64 // width):
-                    run.feed(0, width)
+                for block in [(width, 0)] * (16 // width) + [(0, width)] * (64 // width):
+                    run.feed(*block)
                 run.trim(64)
                 run.feed(2)
 

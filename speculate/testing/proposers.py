@@ -66,17 +66,6 @@ def validated_ids(
     return ids
 
 
-def same_rows(found: Sequence[mx.array], expected: Sequence[mx.array], tolerance: float) -> bool:
-    """Whether two lists of logits `(1, vocabulary)` are the same.
-
-    The tolerance is in units of the largest expected logit.
-    """
-    largest = max((cast(float, mx.abs(row).max().item()) for row in expected), default=0.0)
-    pairs = zip(found, expected, strict=False)
-    near = all(max(row_differences(a, b)) <= tolerance * largest for a, b in pairs)
-    return near and len(found) == len(expected)
-
-
 def near_tie(
     found: Sequence[int], expected: Sequence[int], rows: Sequence[mx.array], tolerance: float
 ) -> int | None:
@@ -126,7 +115,12 @@ class ProposerHarness:
             same = drafted[:count] == expected[:count]
             require(same, f"drafts {drafted}, and a fresh proposer {expected}")
             stop = None if count is None else count + 1
-            same = same_rows(choose.rows[:stop], rows[:stop], self._tolerance)
+            found, rows = choose.rows[:stop], rows[:stop]
+            largest = max((cast(float, mx.abs(row).max().item()) for row in rows), default=0.0)
+            same = len(found) == len(rows) and all(
+                max(row_differences(*pair)) <= self._tolerance * largest
+                for pair in zip(found, rows, strict=True)
+            )
             require(same, "picks from other logits than a fresh proposer")
 
 

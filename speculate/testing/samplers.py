@@ -15,6 +15,7 @@ import mlx.core as mx
 from speculate._mx import log_softmax, to_ints
 from speculate.protocols import Draft, DraftToken, Sampler
 from speculate.testing.contract import ContractError, at_step, contract, require, same_random_state
+from speculate.testing.lossless import DEPTHS
 
 PROMPT: Final = (1, 3, 2, 1, 0)
 """Ids that every sequence starts with."""
@@ -24,9 +25,6 @@ DraftSource = Callable[["SamplerRun", int], Draft]
 
 Mislabel = Callable[[mx.array, mx.array], mx.array]
 """Replaces the log-probabilities `(1, vocabulary)` given for a drafted token `(1,)`."""
-
-DEPTHS: Final = (4, 0, 1, 2, 7)
-"""Tokens to draft, round by round."""
 
 
 def markov_logits(seed: int = 1, vocab_size: int = 8) -> mx.array:

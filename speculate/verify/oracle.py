@@ -11,13 +11,13 @@ from typing import Final, cast, final
 import attrs
 import mlx.core as mx
 
-from speculate._mx import row_differences
+from speculate._mx import row_differences, ulp
 from speculate.protocols import SpeculativeModel, StockModel
 from speculate.sampling.acceptance import TOKEN_STREAM
 from speculate.sampling.filters import Distribution
 from speculate.sampling.noise import gumbel, key
 from speculate.sampling.options import Sampling
-from speculate.verify.rounding import Difference, Rounding, ulp
+from speculate.verify.rounding import Difference, Rounding
 
 CHUNK: Final = 2048
 """Tokens fed at once where the logits are not needed."""
@@ -28,12 +28,7 @@ NOISE_WIDTHS: Final = (1, 2, 3, 5, 9)
 
 @final
 class Oracle:
-    """Computes logits from fresh caches with mlx-lm's model, or with the adapter if there is none.
-
-    Args:
-        model: Adapter that makes the caches.
-        stock: mlx-lm's model that the adapter drives; `None` to use the adapter.
-    """
+    """Computes logits from fresh caches with mlx-lm's model, or without one with the adapter."""
 
     def __init__(self, model: SpeculativeModel, stock: StockModel | None) -> None:
         self._model = model
@@ -151,7 +146,6 @@ class ReferenceSequence:
 
     @property
     def ids(self) -> list[int]:
-        """Ids of the decoded tokens."""
         return [each.token for each in self.tokens]
 
 

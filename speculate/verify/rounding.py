@@ -10,23 +10,13 @@ from typing import Final, Literal, cast, final
 import attrs
 import mlx.core as mx
 
-from speculate._mx import row_differences
+from speculate._mx import row_differences, ulp
 
 Outcome = Literal["OK", "NUMERICS", "BUG"]
 """Verdict of a check: all equal, different within rounding, or wrong."""
 
 Kind = Literal["tie", "numerics", "bug"]
 """Cause of a difference: two tokens with equal scores, rounding, or a mistake."""
-
-KIND_LABELS: Final[dict[Kind, str]] = {
-    "tie": "exact ties",
-    "numerics": "within rounding",
-    "bug": "wrong",
-}
-"""What reports call each kind of difference."""
-
-MANTISSA_BITS: Final = {mx.float64: 52, mx.float32: 23, mx.float16: 10, mx.bfloat16: 7}
-"""Stored mantissa bits of each dtype."""
 
 NOISE_MARGIN: Final = 2.0
 """Multiple of the noise measured on mlx-lm's own model that still counts as rounding."""
@@ -100,8 +90,12 @@ class Result:
         if not self.differences:
             return "all equal" if self.compared else "nothing to compare"
         counts = Counter(difference.kind for difference in self.differences)
-        labels = [(counts[kind], label) for kind, label in KIND_LABELS.items() if counts[kind]]
-        kinds = ", ".join(f"{count} {label}" for count, label in labels)
+        labels: dict[Kind, str] = {
+            "tie": "exact ties",
+            "numerics": "within rounding",
+            "bug": "wrong",
+        }
+        kinds = ", ".join(f"{counts[kind]} {labels[kind]}" for kind in labels if counts[kind])
         worst = max(self.differences, key=lambda difference: difference.size)
         found = f"{len(self.differences)} differ ({kinds}){worst.magnitude(', by up to ')}"
         spreads = [one.spread for one in self.differences if one.spread is not None]
@@ -176,11 +170,6 @@ class Rounding:
             kind: Kind = "numerics" if found[n].size <= NOISE_MARGIN * own else "bug"
             found[n] = attrs.evolve(found[n], kind=kind, spread=own)
         return found
-
-
-def ulp(value: float, dtype: mx.Dtype) -> float:
-    """One unit in the last place of a number: its distance to the next one of the dtype."""
-    return 2.0 ** (math.frexp(value)[1] - 1 - MANTISSA_BITS[dtype])
 
 
 def counted(count: int, unit: str) -> str:

@@ -30,10 +30,6 @@ PROMPT_TOKENS: Final = 32
 BEYOND_WINDOWS: Final = 10
 """Tokens of a prompt beyond two full sliding windows."""
 
-MAX_FILLED_WINDOW: Final = 256
-"""Widest sliding window, in rows, that prompts fill twice. For wider windows only the rewind check
-goes that far: it feeds the long prefix once, the decoding checks would once per run."""
-
 Redraft = Callable[[int, int, DraftSampler], list[int]]
 """`redraft(position, depth, choose)` drafts after the first `position` tokens of a sequence."""
 
@@ -210,7 +206,8 @@ class VerificationTarget:
     @property
     def prompt(self) -> list[int]:
         """The prompt of every decoding run."""
-        twice = 2 * self.window + BEYOND_WINDOWS if 0 < self.window <= MAX_FILLED_WINDOW else 0
+        # Only the rewind check fills a wider window twice, since it feeds the long prefix once.
+        twice = 2 * self.window + BEYOND_WINDOWS if 0 < self.window <= 256 else 0
         return self.ids(0, max(PROMPT_TOKENS, twice))
 
     @cached_property

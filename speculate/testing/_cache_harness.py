@@ -155,7 +155,7 @@ class CacheRun:
         with at_step(self.rounds, self.length):
             tokens = self._block(0, width)
             with suppress(InjectedError), group.block(tokens) as fed:
-                for layer, cache in list(zip(self.spec.layers, self.caches, strict=True))[:after]:
+                for layer, cache in zip(self.spec.layers[:after], self.caches[:after], strict=True):
                     layer(cache, fed)
                 raise InjectedError
             self.check_lengths()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import Final, cast, final
 
@@ -15,6 +15,7 @@ from speculate.decoding.proposers import validated_draft
 from speculate.protocols import (
     Commit,
     Draft,
+    DraftSampler,
     DraftToken,
     Proposer,
     SpeculativeModel,
@@ -56,16 +57,6 @@ class RecordingChoose:
         return greedy(logits, index)
 
 
-def validated_ids(
-    proposer: Proposer, draft: Draft, depth: int, target: SpeculativeModel
-) -> list[int]:
-    """Check a draft as a decoder does, and that the target knows its ids; return them."""
-    ids = to_ints(validated_draft(proposer, draft, depth).tokens)
-    known = all(0 <= id_ < target.vocab_size for id_ in ids)
-    require(known, f"drafts {ids}, which are not all ids of the target")
-    return ids
-
-
 def near_tie(
     found: Sequence[int], expected: Sequence[int], rows: Sequence[mx.array], tolerance: float
 ) -> int | None:
@@ -103,12 +94,12 @@ class ProposerHarness:
         if key not in self._drafts:
             choose = RecordingChoose()
             fresh = ProposerRun(self, run.position - start, start=start)
-            drafted = fresh.draft(DEPTH, choose)
+            _, drafted = fresh.draft(DEPTH, choose)
             mx.eval(choose.rows)
             self._drafts[key] = drafted, choose.rows
         expected, rows = self._drafts[key]
         choose = RecordingChoose()
-        drafted = run.draft(DEPTH, choose)
+        _, drafted = run.draft(DEPTH, choose)
         # After a near tie that rounding decided, two chains continue with different tokens.
         count = near_tie(drafted, expected, rows, self._tolerance)
         with at_step(run.rounds, run.position):
@@ -179,14 +170,17 @@ class ProposerRun:
             self.commit(min(chunk, count), known=False)
             count -= chunk
 
-    def draft(
-        self, depth: int, choose: Callable[[mx.array, int], DraftToken] = greedy
-    ) -> list[int]:
-        """Ask for a valid draft of at most `depth` ids after the last token."""
-        last_token = mx.array([self._harness.sequence[self.position]], dtype=mx.uint32)
+    def last_token(self) -> mx.array:
+        return mx.array([self._harness.sequence[self.position]], dtype=mx.uint32)
+
+    def draft(self, depth: int, choose: DraftSampler = greedy) -> tuple[Draft, list[int]]:
+        """Ask for a draft and its ids. Check it as a decoder does, and that the ids are known."""
         with at_step(self.rounds, self.position):
-            draft = self.proposer.propose(last_token, depth, choose)
-            return validated_ids(self.proposer, draft, depth, self._harness.target)
+            draft = self.proposer.propose(self.last_token(), depth, choose)
+            ids = to_ints(validated_draft(self.proposer, draft, depth).tokens)
+            known = all(0 <= id_ < self._harness.target.vocab_size for id_ in ids)
+            require(known, f"drafts {ids}, which are not all ids of the target")
+        return draft, ids
 
     def round(self, depth: int, right: int) -> None:
         """Run a round with a draft of this proposer, and commit its accepted tokens.
@@ -198,9 +192,9 @@ class ProposerRun:
         def guided(logits: mx.array, index: int) -> DraftToken:
             return DraftToken(mx.array([(sequence[index] + (index >= right)) % logits.shape[1]]))
 
-        drafted = self.draft(depth, guided)
+        _, drafted = self.draft(depth, guided)
         wrong = [a != b for a, b in zip(drafted, sequence, strict=False)]
-        accepted = wrong.index(True) if any(wrong) else len(drafted)
+        accepted = [*wrong, True].index(True)
         self.commit(1 + accepted, Verdict(self.proposer.name, len(drafted), accepted))
 
 
@@ -296,8 +290,7 @@ class ProposerTests(ABC):
     @contract
     def test_sampled_drafts_carry_the_distribution_of_choose(self) -> None:
         """A token picked by `choose` comes with the distribution that `choose` returned for it."""
-        harness = self.harness()
-        run = ProposerRun(harness, 30)
+        run = ProposerRun(self.harness(), 30)
         returned: list[DraftToken] = []
 
         def choose(logits: mx.array, index: int) -> DraftToken:
@@ -305,9 +298,7 @@ class ProposerTests(ABC):
             returned.append(DraftToken(token, mx.full(logits.shape, -float(index))))
             return returned[-1]
 
-        last_token = mx.array([harness.sequence[run.position]], dtype=mx.uint32)
-        draft = run.proposer.propose(last_token, DEPTH, choose)
-        ids = validated_ids(run.proposer, draft, DEPTH, harness.target)
+        draft, ids = run.draft(DEPTH, choose)
         pairs = zip(ids, draft.logprobs or [None] * len(ids), strict=True)
         for index, (id_, given) in enumerate(pairs):
             with at_step(index, run.position + 1 + index):
@@ -340,9 +331,8 @@ class ProposerTests(ABC):
                     raise InjectedError
                 return greedy(logits, index)
 
-            last_token = mx.array([harness.sequence[run.position]], dtype=mx.uint32)
             try:
-                run.proposer.propose(last_token, DEPTH, choose)
+                run.proposer.propose(run.last_token(), DEPTH, choose)
             except InjectedError:
                 run.proposer.settle()
             run.commit(2)

@@ -115,7 +115,8 @@ def check_acceptance(
         again = redraft(start, limit, _draft_sampler(sampling, start))
         # Drafts after the end of the sequence were never verified.
         most = round.emitted if round.truncated else round.drafted
-        correct = min(most, _accepted_prefix(again, ids[start:]))
+        wrong = [one != other for one, other in zip(again, ids[start:], strict=False)]
+        correct = min(most, [*wrong, True].index(True))
         drafted += len(found)
         accepted += round.accepted
         expected += correct
@@ -124,7 +125,10 @@ def check_acceptance(
             detail = f"drafted {found}, expected {again}: {counts}"
             apart = abs(round.accepted - correct)
             differences.append(Difference(start, apart, None, "bug", detail))
-    if abs(accepted - expected) <= _tolerance(target, expected, drafted):
+    # Laplace's rule of succession: with few drafts, none or all accepted is no certainty.
+    rate = (expected + 1) / (drafted + 2)
+    standard_deviation = math.sqrt(drafted * rate * (1 - rate))
+    if target.rounding.noise and abs(accepted - expected) <= 3 * standard_deviation:
         differences = [attrs.evolve(one, kind="numerics") for one in differences]
     note = f"{accepted} of {drafted} drafts accepted, {expected} expected"
     return Result(len(rounds), "rounds", differences, note)
@@ -196,16 +200,6 @@ def _rechecked(
     return target.recheck(found, ids, first, first + 1)
 
 
-def _tolerance(target: VerificationTarget, accepted: int, drafted: int) -> float:
-    """By how much accepted drafts may differ in total; negative where no draft may differ."""
-    if target.rounding.noise == 0:
-        return -1.0
-    # Laplace's rule of succession: with few drafts, none or all accepted is no certainty.
-    rate = (accepted + 1) / (drafted + 2)
-    standard_deviation = math.sqrt(drafted * rate * (1 - rate))
-    return 3.0 * standard_deviation
-
-
 def _decoded(
     target: VerificationTarget, drafter: Drafter, sampling: Sampling, depth: int
 ) -> tuple[list[int], list[Round], list[tuple[int, mx.array]]]:
@@ -216,12 +210,6 @@ def _decoded(
     while (left := len(target.prompt) + target.tokens - len(ids)) > 0:
         ids += [token.id for token in decoder.generate(ids, left)]
     return ids, [round for round in rounds if round.drafted], proposer.drafts
-
-
-def _accepted_prefix(drafts: Sequence[int], ids: Sequence[int]) -> int:
-    """Number of drafts before the first wrong one."""
-    wrong = (n for n, (a, b) in enumerate(zip(drafts, ids, strict=False)) if a != b)
-    return next(wrong, min(len(drafts), len(ids)))
 
 
 def _draft_sampler(sampling: Sampling, start: int) -> DraftSampler:

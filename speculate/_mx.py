@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import cast
+from typing import Final, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from typing_extensions import Protocol
+
+MANTISSA_BITS: Final = {mx.float64: 52, mx.float32: 23, mx.float16: 10, mx.bfloat16: 7}
+"""Stored mantissa bits of each dtype."""
 
 
 class HoldsArrays(Protocol):
@@ -33,6 +37,21 @@ def log_softmax(logits: mx.array) -> mx.array:
     """Return log-probabilities in float32, along the last axis."""
     logits = logits.astype(mx.float32)
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def row_differences(found: mx.array, expected: mx.array) -> list[float]:
+    """Return the largest absolute difference in each row of two `(T, n)` arrays. Synchronises.
+
+    It is infinite where one has NaN.
+    """
+    size = mx.abs(found.astype(mx.float32) - expected.astype(mx.float32))
+    size = mx.where(found == expected, 0.0, mx.where(mx.isnan(size), math.inf, size))
+    return cast("list[float]", size.max(axis=-1).tolist())
+
+
+def ulp(value: float, dtype: mx.Dtype) -> float:
+    """Return one unit in the last place of a number: its distance to the next one of the dtype."""
+    return 2.0 ** (math.frexp(value)[1] - 1 - MANTISSA_BITS[dtype])
 
 
 def arrays_of(caches: Iterable[HoldsArrays]) -> list[mx.array]:

@@ -16,6 +16,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 from typing_extensions import Protocol
 
+from speculate._mx import ulp
 from speculate.errors import SpeculateError, UnsupportedModelError
 from speculate.models.adapter import DenseAdapter, StockAdapter
 from speculate.models.gpt_oss import GptOssAdapter
@@ -35,9 +36,6 @@ ULPS: Final = 2.0
 
 MARGIN: Final = 2.0
 """Allowed difference as a multiple of mlx-lm's own, between blocks and one single forward."""
-
-DIGITS: Final = {mx.float64: 52, mx.float32: 23, mx.float16: 10, mx.bfloat16: 7}
-"""Explicit mantissa bits of each dtype."""
 
 
 class AdapterFactory(Protocol):
@@ -207,8 +205,8 @@ def _allowed(stock: StockModel, tokens: mx.array, expected: mx.array) -> float:
         return 0.0
     noise, _ = _difference(_stock_logits(stock, tokens, [tokens.shape[1]]), expected)
     finite = mx.where(mx.isfinite(expected), mx.abs(expected.astype(mx.float32)), 0.0)
-    exponent = math.frexp(cast(float, finite.max().item()))[1] - 1
-    return max(ULPS * 2.0 ** (exponent - DIGITS[expected.dtype]), MARGIN * noise)
+    unit = ulp(cast(float, finite.max().item()), expected.dtype)
+    return max(ULPS * unit, MARGIN * noise)
 
 
 def _difference(found: mx.array, expected: mx.array) -> tuple[float, str]:

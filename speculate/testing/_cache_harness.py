@@ -11,10 +11,11 @@ import attrs
 import mlx.core as mx
 from typing_extensions import Protocol
 
+from speculate.backends.base import BaseCache
 from speculate.backends.group import group_of
 from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
-from speculate.testing.contract import ContractError, InjectedError, at_step, require
+from speculate.testing.contract import ContractError, InjectedError, at_step, refused, require
 from speculate.testing.layers import VOCAB, Layer, run_layers
 
 
@@ -103,7 +104,7 @@ class CacheRun:
         self.length: int = 0
         self.right: int = 0
         self.rounds: int = 0
-        self._recording = False
+        self.recording = False
         self._unknown = 0
         if prompt:
             self.feed(prompt)
@@ -111,23 +112,21 @@ class CacheRun:
             self.start()
 
     def start(self) -> None:
-        """Start recording."""
         for cache in self.caches:
             cache.start_speculation()
-        self._recording = True
+        self.recording = True
 
     def stop(self) -> None:
-        """Stop recording."""
         for cache in self.caches:
             cache.stop_speculation()
-        self._recording = False
+        self.recording = False
 
     def feed(self, right: int, wrong: int = 0) -> None:
         """Feed one block: tokens of the sequence, whose rows are compared, then wrong ones."""
         tokens = self._block(right, wrong)
         with at_step(self.rounds, self.length):
             found = run_layers(self.spec.layers, self.caches, tokens)
-            if right and (self._recording or right == 1 or not self.spec.prefill_differs):
+            if right and (self.recording or right == 1 or not self.spec.prefill_differs):
                 self._compare(found[:right])
         self.right += right
         self.length += right + wrong
@@ -156,7 +155,7 @@ class CacheRun:
         with at_step(self.rounds, self.length):
             tokens = self._block(0, width)
             with suppress(InjectedError), group.block(tokens) as fed:
-                for layer, cache in list(zip(self.spec.layers, self.caches, strict=True))[:after]:
+                for layer, cache in zip(self.spec.layers[:after], self.caches[:after], strict=True):
                     layer(cache, fed)
                 raise InjectedError
             self.check_lengths()
@@ -205,39 +204,28 @@ class CacheRun:
         return stock
 
     def keeps_its_content(self) -> None:
-        """Check that every cache refuses to return its content, and keeps it.
-
-        Raises:
-            ContractError: A cache returns it, or raises another error.
-        """
+        """Check that every cache refuses to return its content, and keeps it."""
         for layer, cache in enumerate(self.caches):
-            with at_step(self.rounds, self.length):
-                try:
-                    cache.release()
-                except RewindError:
-                    continue
-                raise ContractError(
-                    f"layer {layer} returned its content while tokens wait to be replayed"
-                )
+            said = f"layer {layer} returned its content while tokens wait to be replayed"
+            with at_step(self.rounds, self.length), refused(RewindError, said):
+                cache.release()
         self.check_lengths()
 
     def continue_with(self, caches: list[Rollbackable]) -> None:
         """Continue with other caches, not recording, that were adopted with the same content."""
         self.caches = caches
-        self._recording = False
+        self.recording = False
         # A recurrent state that was mlx-lm's does not know the length of its sequence.
         known = {cache.length() for cache in caches}
         self._unknown = self.length if known == {0} else 0
         self.check_lengths()
 
     def checkpoint(self) -> CacheCheckpoint:
-        """Remember the current state of every cache."""
         with at_step(self.rounds, self.length):
             restores = [cache.checkpoint() for cache in self.caches]
         return CacheCheckpoint(self.length, self.right, restores)
 
     def restore(self, checkpoint: CacheCheckpoint) -> None:
-        """Restore the state of a checkpoint."""
         with at_step(self.rounds, self.length):
             for restore in checkpoint.restores:
                 restore()
@@ -246,7 +234,7 @@ class CacheRun:
 
 
 @final
-class UntrimmableCache:
+class UntrimmableCache(BaseCache):
     """As long as another cache, and refuses to trim until `trimmable` is set."""
 
     def __init__(self, cache: Rollbackable) -> None:
@@ -256,20 +244,11 @@ class UntrimmableCache:
     def length(self) -> int:
         return self._cache.length()
 
-    def is_trimmable(self) -> bool:
-        return True
-
     def can_trim(self, n: int, /) -> bool:
         return self.trimmable or n == 0
 
-    def trim(self, n: int, /) -> int:
-        return n
-
-    def start_speculation(self) -> None:
-        """Record nothing."""
-
-    def stop_speculation(self) -> None:
-        """Nothing was recorded."""
+    def trim_rows(self, n: int, /) -> None:
+        """Its length is that of the other cache."""
 
     def checkpoint(self) -> Callable[[], None]:
         return lambda: None
@@ -277,5 +256,5 @@ class UntrimmableCache:
     def arrays(self) -> list[mx.array]:
         return []
 
-    def release(self) -> object:
+    def move_out(self) -> object:
         return self

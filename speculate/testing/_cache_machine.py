@@ -11,13 +11,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from speculate._mx import arrays_of
+from speculate.backends.group import RECORD_WINDOW
 from speculate.testing._cache_harness import CacheCheckpoint, CacheRun, CacheSpec
-
-WIDTHS = st.integers(1, 9)
-"""Widths of blocks, in tokens."""
-
-RECORDED = 64
-"""Tokens that can be trimmed if at least so many were fed while recording."""
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -30,7 +25,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.checkpoints: list[CacheCheckpoint] = []
         self.starts: list[int] = []  # positions of the blocks that were fed and not trimmed
         self.recorded: int = 0  # how many of the last tokens are certainly recorded
-        self.recording: bool = False
 
     def on_sequence(self) -> bool:
         """Whether the caches hold nothing but tokens of the sequence."""
@@ -39,20 +33,17 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.on_sequence())
     @rule(width=st.sampled_from([1, 1, 2, 3, 5, 9, 70]))
     def feed(self, width: int) -> None:
-        self.run.feed(width)
-        self.record(width)
+        self.feed_block(width)
 
-    @precondition(lambda self: self.recording or self.checkpoints)
-    @rule(right=st.integers(0, 5), wrong=WIDTHS)
+    @precondition(lambda self: self.run.recording or self.checkpoints)
+    @rule(right=st.integers(0, 5), wrong=st.integers(1, 9))
     def feed_wrong_tokens(self, right: int, wrong: int) -> None:
-        right = right if self.on_sequence() else 0
-        self.run.feed(right, wrong)
-        self.record(right + wrong)
+        self.feed_block(right if self.on_sequence() else 0, wrong)
 
-    def record(self, width: int) -> None:
-        """Count a block that was fed."""
-        self.starts.append(self.run.length - width)
-        self.recorded = min(RECORDED, self.recorded + width)
+    def feed_block(self, right: int, wrong: int = 0) -> None:
+        self.starts.append(self.run.length)
+        self.recorded = min(RECORD_WINDOW, self.recorded + right + wrong)
+        self.run.feed(right, wrong)
 
     def drop_records(self) -> None:
         """Expect that nothing fed so far can be trimmed."""
@@ -62,14 +53,12 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def start(self) -> None:
         self.run.start()
-        self.recording = True
         self.drop_records()
 
     @precondition(lambda self: self.on_sequence())
     @rule()
     def stop(self) -> None:
         self.run.stop()
-        self.recording = False
 
     @rule()
     def checkpoint(self) -> None:
@@ -83,7 +72,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.run.restore(self.checkpoints[-1])
         self.drop_records()
 
-    @precondition(lambda self: self.recording and self.possible() != [0])
+    @precondition(lambda self: self.run.recording and self.possible() != [0])
     @rule(data=st.data())
     def trim(self, data: st.DataObject) -> None:
         n = data.draw(st.sampled_from(self.possible()), label="n")
@@ -105,7 +94,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.run.refuses(-excess)
         self.run.check_lengths()
 
-    @rule(width=WIDTHS, after=st.integers(0, 3))
+    @rule(width=st.integers(1, 9), after=st.integers(0, 3))
     def fail(self, width: int, after: int) -> None:
         self.run.fail(width, min(after, len(self.spec.layers)))
 
@@ -113,7 +102,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def hand_back_and_adopt(self) -> None:
         self.run.continue_with(self.spec.adopt(self.run.release()))
-        self.recording, self.checkpoints = False, []
+        self.checkpoints = []
         self.drop_records()
 
     def teardown(self) -> None:

@@ -10,8 +10,10 @@ from types import FunctionType
 from typing import Final, cast, final
 
 import mlx.core as mx
-from typing_extensions import Protocol
+from mlx.nn.layers.base import Module
 
+from speculate._mx import row_differences
+from speculate.decoding.window import Window
 from speculate.protocols import Forward, Rollbackable, SpeculativeModel, StockModel
 from speculate.testing.contract import ContractError, InjectedError, at_step, require
 
@@ -24,12 +26,6 @@ def feed(model: SpeculativeModel, tokens: Sequence[int], caches: Sequence[object
     logits = model.forward(mx.array([list(tokens)], dtype=mx.uint32), caches).logits[0]
     mx.eval(logits)
     return logits
-
-
-def distances(found: mx.array, expected: mx.array) -> list[float]:
-    """The largest absolute difference in each row of two arrays `(T, n)`."""
-    differences = mx.abs(found.astype(mx.float32) - expected.astype(mx.float32)).max(axis=-1)
-    return cast("list[float]", differences.tolist())
 
 
 def compare(
@@ -45,7 +41,7 @@ def compare(
     if bool(mx.array_equal(found, expected)):
         return
     limit = tolerance * cast(float, mx.abs(expected.astype(mx.float32)).max().item())
-    for row, distance in enumerate(distances(found, expected)):
+    for row, distance in enumerate(row_differences(found, expected)):
         if not distance <= limit:
             raise ContractError(f"{distance} from those of {reference}", position=position + row)
 
@@ -87,14 +83,13 @@ class ModelHarness:
         """Empty caches of mlx-lm's own types."""
         return [cache.release() for cache in self.model.make_cache()]
 
-    def compare(self, found: mx.array, start: int, tolerance: float | None = None) -> None:
+    def compare(self, found: mx.array, start: int, tolerance: float = 0.0) -> None:
         """Compare logits `(T, vocabulary)` with those of the sequence from `start` on."""
         if self._expected is None:
             self._expected = self._oracle(self.sequence)
             mx.eval(self._expected)
         expected = self._expected[start : start + found.shape[0]]
-        limit = self.tolerance if tolerance is None else tolerance
-        compare(found, expected, limit, start, self._reference)
+        compare(found, expected, max(self.tolerance, tolerance), start, self._reference)
 
     def wrong(self, start: int, count: int) -> list[int]:
         """`count` tokens from position `start`, each different from the sequence's."""
@@ -118,7 +113,6 @@ class ModelRun:
             self.feed(prompt)
 
     def start(self) -> None:
-        """Start recording."""
         for cache in self.caches:
             cache.start_speculation()
 
@@ -136,6 +130,11 @@ class ModelRun:
         self.length += right
         self.rounds += 1
         return out
+
+    def round(self, window: Window, right: int, wrong: int = 0) -> None:
+        """Feed one block in a window, and keep its right tokens."""
+        self.feed(right, wrong)
+        window.keep(right)
 
     def trim(self, n: int) -> None:
         """Trim `n` wrong tokens, layer by layer as mlx-lm does."""
@@ -179,16 +178,10 @@ class FailingCache:
         raise InjectedError
 
 
-class HasModules(Protocol):
-    """A module of mlx, which lists itself and all modules in it."""
-
-    def named_modules(self) -> list[tuple[str, object]]: ...
-
-
 def parts_of(stock: StockModel) -> dict[str, object]:
     """List the attributes of a model, of its modules, and of their classes, by name."""
     found: dict[str, object] = {}
-    for name, module in cast(HasModules, stock).named_modules():
+    for name, module in cast(Module, stock).named_modules():
         kind, entries = type(module), cast("dict[str, object]", module).items()
         found[f"class of {name or 'the model'}"] = kind
         found |= {f"{name}.{key}": value for key, value in vars(module).items()}
@@ -199,7 +192,7 @@ def parts_of(stock: StockModel) -> dict[str, object]:
 
 def foreign_methods(stock: StockModel) -> Iterator[str]:
     """Yield methods of a model's classes whose code is outside the package of the class."""
-    for kind in {type(module) for _, module in cast(HasModules, stock).named_modules()}:
+    for kind in {type(module) for _, module in cast(Module, stock).named_modules()}:
         package = sys.modules[kind.__module__.partition(".")[0]]
         home: Sequence[str] = vars(package).get("__path__", [""])
         for name, method in vars(kind).items():

@@ -17,9 +17,6 @@ from speculate.testing.contract import at_step, contract, refused, require
 ROWS: Final = 40
 """Rows that a head is fed with."""
 
-START: Final = 17
-"""Position at which caches start that do not start at 0."""
-
 
 @final
 class HeadHarness:
@@ -127,7 +124,7 @@ class HeadTests(ABC):
         """`make_cache` returns one fresh group that starts at any position."""
         harness = self.harness()
         head = harness.head
-        for position in (0, START):
+        for position in (0, 17):
             one, other = head.make_cache(position), head.make_cache(position)
             require(group_of(one) is not None, "the caches form no group: see join")
             require(not any(a is b for a in one for b in other), "two lists share a cache")

@@ -128,12 +128,10 @@ def _unpacked(rows: object) -> mx.array:
 
 
 def _visible(mask: Mask, count: int, rows: int) -> mx.array:
-    """`(count, rows)`, whether each token sees each row."""
+    """`(count, rows)`, whether each token sees each row; 1 or 0, if not a bool."""
     if isinstance(mask, mx.array):
         return mx.broadcast_to(mask, (count, rows))
-    prior = rows - count
-    everything = mx.ones((count, rows), dtype=mx.bool_)
-    return everything if mask is None else mx.arange(rows) <= mx.arange(count)[:, None] + prior
+    return mx.ones((count, rows)) if mask is None else mx.tri(count, rows, rows - count)
 
 
 @final

@@ -8,24 +8,18 @@ from typing import Final, cast
 
 import mlx.core as mx
 
-from speculate._mx import log_softmax
+from speculate._mx import log_softmax, row_differences
 from speculate.decoding.block import Token
 from speculate.decoding.decoder import Decoder
 from speculate.protocols import Proposer, SpeculativeModel
 from speculate.sampling.options import Sampling
 from speculate.strategies.fixed import Off
-from speculate.testing._model_harness import distances, feed
+from speculate.testing._model_harness import feed
 from speculate.testing.contract import at_step, contract, require
 from speculate.testing.fakes import RecordingObserver, ScheduledStrategy, ScriptedProposer
 
 DEPTHS: Final = (4, 0, 1, 2, 7)
 """Tokens to draft, in random order."""
-
-PROMPTS: Final = (1, 9)
-"""Tokens of the random prompts: one, and just more than a window of 8."""
-
-WRONG: Final = (None, 0, 1, 2, 3)
-"""Which token of a scripted draft is wrong, draft by draft; `None` for none."""
 
 COLD: Final = "those of a cold prefill by the model itself"
 """How errors name the reference."""
@@ -66,12 +60,13 @@ def assert_lossless(
     """
     rng = random.Random(seed)
     if prompts is None:
-        prompts = [rng.choices(range(model.vocab_size), k=count) for count in PROMPTS]
+        # One token, and just more than a window of 8.
+        prompts = [rng.choices(range(model.vocab_size), k=count) for count in (1, 9)]
     for prompt in prompts:
         plain = [token.id for token in Decoder(model, Off(), sampling).generate(prompt, tokens)]
         scripted = ScriptedProposer(
             [*prompt, *plain],
-            lambda draft: WRONG[draft % 5],
+            lambda draft: (None, 0, 1, 2, 3)[draft % 5],
             vocab_size=model.vocab_size,
             name="assert_lossless",
         )
@@ -104,7 +99,7 @@ def _compare(
     cold = model.make_cache()
     expected = log_softmax(feed(model, sequence, cold))[len(prompt) - 1 :]
     limit = tolerance * cast(float, mx.abs(expected).max().item())
-    differences = distances(mx.stack([token.logprobs for token in found]), expected[:-1])
+    differences = row_differences(mx.stack([token.logprobs for token in found]), expected[:-1])
     for index, token in enumerate(found):
         with at_step(observer.round_of(index), len(prompt) + index):
             off = differences[index]
@@ -118,5 +113,5 @@ def _compare(
                 return
     with at_step(len(observer.rounds), len(sequence)):
         left, reference = (feed(model, sequence[:1], held) for held in (model.adopt(caches), cold))
-        (off,) = distances(left, reference)
+        (off,) = row_differences(left, reference)
         require(off <= limit, f"the caches afterwards give logits {off} from {COLD}")

@@ -27,12 +27,6 @@ from speculate.testing._model_harness import (
 from speculate.testing.contract import at_step, contract, refused, require
 from speculate.testing.lossless import assert_lossless
 
-WIDTHS: Final = (7, 1, 2, 3, 9, 4, 1, 1, 5, 6, 8, 33)
-"""Widths of the blocks in which a sequence is fed, in tokens."""
-
-PROMPTS: Final = (0, 7, 23)
-"""Tokens fed first: none, fewer than a window of 8 rows, and more than two windows."""
-
 Rounds = Sequence[tuple[int, int]]
 """For each round, the tokens of its block, and how many of them are right and kept."""
 
@@ -40,9 +34,6 @@ ROUNDS: Final[Rounds] = [
     (1 + drafts, 1 + right) for drafts in (4, 0, 1, 2, 7) for right in range(drafts, -1, -1)
 ]
 """Several depths, each rejected at every draft and not at all."""
-
-START: Final = 40
-"""Position at which caches start that do not start at 0."""
 
 ROTATED_TOLERANCE: Final = 1e-4
 """Error of mlx-lm's own single steps once a window has wrapped and its rows are rotated."""
@@ -93,7 +84,7 @@ class ModelTests(ABC):
             raise SkipTest("there is no model of mlx-lm to compare with: override stock_model")
         ours, theirs = harness.stock_caches(), harness.stock_caches()
         run, start = ModelRun(harness), 0
-        for round, width in enumerate(WIDTHS):
+        for round, width in enumerate((7, 1, 2, 3, 9, 4, 1, 1, 5, 6, 8, 33)):
             run.feed(width)
             tokens = harness.sequence[start : start + width]
             with at_step(round, start):
@@ -122,19 +113,19 @@ class ModelTests(ABC):
 
     @contract
     def test_rejected_tokens_leave_no_trace(
-        self, prompts: Sequence[int] = PROMPTS, rounds: Rounds = ROUNDS
+        self, prompts: Sequence[int] = (0, 7, 23), rounds: Rounds = ROUNDS
     ) -> None:
         """After every round in a window, the next logits are those of a cold prefill.
 
-        A run feeds one of the `prompts`, in tokens, and then a block for each of the `rounds`.
+        A run feeds one of the `prompts`, in tokens, and then a block for each of the `rounds`. By
+        default prompts are empty, shorter than a window of 8 rows, and longer than two.
         """
         harness = self.harness()
         for prompt in prompts:
             run = ModelRun(harness, prompt)
             with speculation(run.caches) as window:
                 for width, kept in rounds:
-                    run.feed(kept, width - kept)
-                    window.keep(kept)
+                    run.round(window, kept, width - kept)
                 run.feed(1)
 
     @contract
@@ -155,8 +146,7 @@ class ModelTests(ABC):
                         run.feed(good, width - good)
                         right -= good
                     window.keep(kept)
-                    run.feed(2)
-                    window.keep(2)
+                    run.round(window, 2)
 
     @contract
     def test_a_trimmed_block_leaves_no_trace(
@@ -174,12 +164,11 @@ class ModelTests(ABC):
             run.start()
             for width in widths:
                 for kept in range(width + 1):
-                    if singly:
-                        for position in range(width):
-                            run.feed(*((1, 0) if position < kept else (0, 1)))
-                    else:
-                        run.feed(kept, width - kept)
-                    run.trim(width - kept)
+                    wrong = width - kept
+                    steps = [(1, 0)] * kept + [(0, 1)] * wrong
+                    for block in steps if singly else [(kept, wrong)]:
+                        run.feed(*block)
+                    run.trim(wrong)
             run.feed(1)
 
     @contract
@@ -240,8 +229,7 @@ class ModelTests(ABC):
         for error in (None, ZeroDivisionError):
             run = ModelRun(harness, 12)
             with suppress(ZeroDivisionError), speculation(run.caches) as window:
-                run.feed(2)
-                window.keep(2)
+                run.round(window, 2)
                 run.feed(0, 5)
                 run.feed(0, 1)
                 if error is not None:
@@ -263,8 +251,7 @@ class ModelTests(ABC):
                 for width in (1, 5):
                     run.fail(width, failing)
                 window.keep(0)
-                run.feed(2)
-                window.keep(2)
+                run.round(window, 2)
             run.feed(1)
 
     @contract
@@ -281,7 +268,7 @@ class ModelTests(ABC):
                 feed(harness.model, harness.wrong(start, 3), adopted)
                 window.keep(0)
                 found = feed(harness.model, harness.sequence[start : start + 2], adopted)
-                harness.compare(found, start, max(harness.tolerance, ROTATED_TOLERANCE))
+                harness.compare(found, start, ROTATED_TOLERANCE)
                 window.keep(2)
             start += 2
             require_same_objects([cache.release() for cache in adopted], caches)
@@ -295,19 +282,16 @@ class ModelTests(ABC):
         for prompt in (3, 12, 30):
             run = ModelRun(harness, prompt)
             with speculation(run.caches) as window:
-                run.feed(0, 4)
-                window.keep(0)
-                run.feed(2, 3)
-                window.keep(2)
+                run.round(window, 0, 4)
+                run.round(window, 2, 3)
                 if any(cache.length() < run.length for cache in run.caches):
                     # A whole block replays what is missing.
-                    run.feed(1)
-                    window.keep(1)
+                    run.round(window, 1)
             stock = [cache.release() for cache in run.caches]
             for position in range(run.length, run.length + 3):
                 tokens = mx.array([[harness.sequence[position]]])
                 found = harness.stock(tokens, cache=stock)[0]
-                harness.compare(found, position, max(harness.tolerance, ROTATED_TOLERANCE))
+                harness.compare(found, position, ROTATED_TOLERANCE)
 
     @contract
     def test_an_unsupported_cache_is_refused_and_nothing_moves(self) -> None:
@@ -355,17 +339,16 @@ class ModelTests(ABC):
     def test_caches_can_start_at_a_later_position(self) -> None:
         """The first token has the given position, and nothing before it can be rolled back."""
         harness = self.harness()
-        model, sequence = harness.model, harness.sequence
-        caches = model.make_cache(position=START)
-        require_lengths(caches, START, "before anything was fed")
+        model, sequence, start = harness.model, harness.sequence, 40
+        caches, again = (model.make_cache(position=start) for _ in range(2))
+        require_lengths(caches, start, "before anything was fed")
         whole = feed(model, sequence[:6], caches)
-        require_lengths(caches, START + 6, "after 6 tokens")
-        again = model.make_cache(position=START)
+        require_lengths(caches, start + 6, "after 6 tokens")
         with speculation(again) as window:
             feed(model, [*sequence[:2], *harness.wrong(2, 4)], again)
             window.keep(2)
             rest, reference = feed(model, sequence[2:6], again), "one block from that position"
-            compare(rest, whole[2:], harness.tolerance, START + 2, reference)
+            compare(rest, whole[2:], harness.tolerance, start + 2, reference)
             window.keep(4)
 
     @contract
@@ -396,8 +379,7 @@ class ModelTests(ABC):
         mx.eval(logits)
         run = ModelRun(harness, 5)
         with speculation(run.caches) as window:
-            run.feed(1, 3)
-            window.keep(1)
+            run.round(window, 1, 3)
             require_same_logits("inside a window")
         changed = [name for name, part in parts_of(stock).items() if before.get(name) is not part]
         require(not changed, f"changed: {', '.join(changed)}")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import cycle, islice
 from typing import Final, cast, final
 
 import mlx.core as mx
 
-from speculate._mx import to_ints
+from speculate._mx import row_differences, to_ints
 from speculate.decoding.proposer_pool import validated_draft
 from speculate.protocols import (
     Commit,
     Draft,
+    DraftSampler,
     DraftToken,
     Proposer,
     SpeculativeModel,
@@ -22,7 +24,6 @@ from speculate.protocols import (
     Verdict,
 )
 from speculate.strategies.fixed import checked_backlog, checked_forecast, checked_scores
-from speculate.testing._model_harness import distances
 from speculate.testing.contract import InjectedError, at_step, contract, require, same_random_state
 from speculate.testing.lossless import assert_lossless
 from speculate.testing.toy import ToyHead, ToyModel
@@ -32,9 +33,6 @@ LENGTH: Final = 90
 
 DEPTH: Final = 4
 """Tokens of most drafts."""
-
-PHRASE: Final = 13
-"""Tokens of the phrase that the sequence repeats, so that a lookup finds matches."""
 
 OTHER: Final = "another proposer"
 """Name of the proposer whose drafts are committed besides those under test."""
@@ -57,27 +55,6 @@ class RecordingChoose:
         self.rows.append(logits)
         self.indices.append(index)
         return greedy(logits, index)
-
-
-def validated_ids(
-    proposer: Proposer, draft: Draft, depth: int, target: SpeculativeModel
-) -> list[int]:
-    """Check a draft as a decoder does, and that the target knows its ids; return them."""
-    ids = to_ints(validated_draft(proposer, draft, depth).tokens)
-    known = all(0 <= id_ < target.vocab_size for id_ in ids)
-    require(known, f"drafts {ids}, which are not all ids of the target")
-    return ids
-
-
-def same_rows(found: Sequence[mx.array], expected: Sequence[mx.array], tolerance: float) -> bool:
-    """Whether two lists of logits `(1, vocabulary)` are the same.
-
-    The tolerance is in units of the largest expected logit.
-    """
-    largest = max((cast(float, mx.abs(row).max().item()) for row in expected), default=0.0)
-    pairs = zip(found, expected, strict=False)
-    near = all(max(distances(a, b)) <= tolerance * largest for a, b in pairs)
-    return near and len(found) == len(expected)
 
 
 def near_tie(
@@ -117,27 +94,32 @@ class ProposerHarness:
         if key not in self._drafts:
             choose = RecordingChoose()
             fresh = ProposerRun(self, run.position - start, start=start)
-            drafted = fresh.draft(DEPTH, choose)
+            _, drafted = fresh.draft(DEPTH, choose)
             mx.eval(choose.rows)
             self._drafts[key] = drafted, choose.rows
         expected, rows = self._drafts[key]
         choose = RecordingChoose()
-        drafted = run.draft(DEPTH, choose)
+        _, drafted = run.draft(DEPTH, choose)
         # After a near tie that rounding decided, two chains continue with different tokens.
         count = near_tie(drafted, expected, rows, self._tolerance)
         with at_step(run.rounds, run.position):
             same = drafted[:count] == expected[:count]
             require(same, f"drafts {drafted}, and a fresh proposer {expected}")
             stop = None if count is None else count + 1
-            same = same_rows(choose.rows[:stop], rows[:stop], self._tolerance)
+            found, rows = choose.rows[:stop], rows[:stop]
+            largest = max((cast(float, mx.abs(row).max().item()) for row in rows), default=0.0)
+            same = len(found) == len(rows) and all(
+                max(row_differences(*pair)) <= self._tolerance * largest
+                for pair in zip(found, rows, strict=True)
+            )
             require(same, "picks from other logits than a fresh proposer")
 
 
 def repetitive(vocab_size: int) -> list[int]:
     """A sequence of `LENGTH` tokens that repeats a phrase, with occasional other tokens."""
     rng = random.Random(0)
-    phrase = [rng.randrange(vocab_size) for _ in range(PHRASE)]
-    sequence = [phrase[n % PHRASE] for n in range(LENGTH)]
+    phrase = [rng.randrange(vocab_size) for _ in range(13)]
+    sequence = [*islice(cycle(phrase), LENGTH)]
     for position in range(7, LENGTH, 11):
         sequence[position] = rng.randrange(vocab_size)
     return sequence
@@ -172,10 +154,15 @@ class ProposerRun:
         bonus = sequence[stop] if known and stop < len(sequence) else None
         with at_step(self.rounds, start):
             self.proposer.commit(Commit(tokens, hidden, verdict, ids, bonus))
-            found = self.proposer.position()
-            require(found == stop, f"reports position {found} after a commit up to {stop}")
+            self.require_position(stop, f"a commit up to {stop}")
         self.position = stop
         self.rounds += 1
+
+    def require_position(self, expected: int, after: str) -> None:
+        """Check what the proposer reports after a call."""
+        with at_step(self.rounds, self.position):
+            found = self.proposer.position()
+            require(found == expected, f"reports position {found} after {after}")
 
     def commit_prompt(self, count: int, chunk: int = 100) -> None:
         """Commit a prompt of `count` tokens in chunks."""
@@ -183,14 +170,17 @@ class ProposerRun:
             self.commit(min(chunk, count), known=False)
             count -= chunk
 
-    def draft(
-        self, depth: int, choose: Callable[[mx.array, int], DraftToken] = greedy
-    ) -> list[int]:
-        """Ask for a valid draft of at most `depth` ids after the last token."""
-        last_token = mx.array([self._harness.sequence[self.position]], dtype=mx.uint32)
+    def last_token(self) -> mx.array:
+        return mx.array([self._harness.sequence[self.position]], dtype=mx.uint32)
+
+    def draft(self, depth: int, choose: DraftSampler = greedy) -> tuple[Draft, list[int]]:
+        """Ask for a draft and its ids. Check it as a decoder does, and that the ids are known."""
         with at_step(self.rounds, self.position):
-            draft = self.proposer.propose(last_token, depth, choose)
-            return validated_ids(self.proposer, draft, depth, self._harness.target)
+            draft = self.proposer.propose(self.last_token(), depth, choose)
+            ids = to_ints(validated_draft(self.proposer, draft, depth).tokens)
+            known = all(0 <= id_ < self._harness.target.vocab_size for id_ in ids)
+            require(known, f"drafts {ids}, which are not all ids of the target")
+        return draft, ids
 
     def round(self, depth: int, right: int) -> None:
         """Run a round with a draft of this proposer, and commit its accepted tokens.
@@ -202,9 +192,9 @@ class ProposerRun:
         def guided(logits: mx.array, index: int) -> DraftToken:
             return DraftToken(mx.array([(sequence[index] + (index >= right)) % logits.shape[1]]))
 
-        drafted = self.draft(depth, guided)
+        _, drafted = self.draft(depth, guided)
         wrong = [a != b for a, b in zip(drafted, sequence, strict=False)]
-        accepted = wrong.index(True) if any(wrong) else len(drafted)
+        accepted = [*wrong, True].index(True)
         self.commit(1 + accepted, Verdict(self.proposer.name, len(drafted), accepted))
 
 
@@ -276,9 +266,7 @@ class ProposerTests(ABC):
             run.draft(DEPTH)
             run.proposer.settle()
             run.proposer.settle()
-            with at_step(run.rounds, run.position):
-                found = run.proposer.position()
-                require(found == run.position, f"reports position {found} after settle")
+            run.require_position(run.position, "settle")
             run.commit(3, known=known)
             harness.check_draft(run)
             run.commit(1, Verdict(run.proposer.name, DEPTH, 0))
@@ -293,9 +281,7 @@ class ProposerTests(ABC):
         for start in (0, 7, 0, 21):
             run.draft(DEPTH)
             run.begin(start)
-            with at_step(run.rounds, start):
-                found = run.proposer.position()
-                require(found == start, f"reports position {found} after begin({start})")
+            run.require_position(start, f"begin({start})")
             run.commit_prompt(12, 5)
             run.round(DEPTH, 2)
             harness.check_draft(run, start)
@@ -304,8 +290,7 @@ class ProposerTests(ABC):
     @contract
     def test_sampled_drafts_carry_the_distribution_of_choose(self) -> None:
         """A token picked by `choose` comes with the distribution that `choose` returned for it."""
-        harness = self.harness()
-        run = ProposerRun(harness, 30)
+        run = ProposerRun(self.harness(), 30)
         returned: list[DraftToken] = []
 
         def choose(logits: mx.array, index: int) -> DraftToken:
@@ -313,9 +298,7 @@ class ProposerTests(ABC):
             returned.append(DraftToken(token, mx.full(logits.shape, -float(index))))
             return returned[-1]
 
-        last_token = mx.array([harness.sequence[run.position]], dtype=mx.uint32)
-        draft = run.proposer.propose(last_token, DEPTH, choose)
-        ids = validated_ids(run.proposer, draft, DEPTH, harness.target)
+        draft, ids = run.draft(DEPTH, choose)
         pairs = zip(ids, draft.logprobs or [None] * len(ids), strict=True)
         for index, (id_, given) in enumerate(pairs):
             with at_step(index, run.position + 1 + index):
@@ -348,9 +331,8 @@ class ProposerTests(ABC):
                     raise InjectedError
                 return greedy(logits, index)
 
-            last_token = mx.array([harness.sequence[run.position]], dtype=mx.uint32)
             try:
-                run.proposer.propose(last_token, DEPTH, choose)
+                run.proposer.propose(run.last_token(), DEPTH, choose)
             except InjectedError:
                 run.proposer.settle()
             run.commit(2)

@@ -15,12 +15,10 @@ import mlx.core as mx
 from speculate._mx import log_softmax, to_ints
 from speculate.protocols import Draft, DraftToken, Sampler
 from speculate.testing.contract import ContractError, at_step, contract, require, same_random_state
+from speculate.testing.lossless import DEPTHS
 
 PROMPT: Final = (1, 3, 2, 1, 0)
 """Ids that every sequence starts with."""
-
-MIN_EXPECTED: Final = 10.0
-"""Outcomes expected less often than this are pooled in a chi-square test."""
 
 DraftSource = Callable[["SamplerRun", int], Draft]
 """Drafts that many tokens after the sequence of a run."""
@@ -28,21 +26,10 @@ DraftSource = Callable[["SamplerRun", int], Draft]
 Mislabel = Callable[[mx.array, mx.array], mx.array]
 """Replaces the log-probabilities `(1, vocabulary)` given for a drafted token `(1,)`."""
 
-DEPTHS: Final = (4, 0, 1, 2, 7)
-"""Tokens to draft, round by round."""
 
-MIN_P_VALUE: Final = 1e-6
-"""A test of frequencies fails below this p-value."""
-
-
-@final
-class MarkovTarget:
-    """A target whose next token depends on the last token alone, by a square table of logits."""
-
-    def __init__(self, seed: int = 1, vocab_size: int = 8) -> None:
-        self.vocab_size = vocab_size
-        key = mx.random.key(seed)
-        self.logits: mx.array = 1.5 * mx.random.normal((vocab_size, vocab_size), key=key)
+def markov_logits(seed: int = 1, vocab_size: int = 8) -> mx.array:
+    """Logits of a model whose next token depends on the last token alone, one row for each."""
+    return 1.5 * mx.random.normal((vocab_size, vocab_size), key=mx.random.key(seed))
 
 
 @final
@@ -51,7 +38,7 @@ class SamplerRun:
     """A sequence, prompt included, that a sampler extends round by round; and its acceptance."""
 
     sampler: Sampler
-    target: MarkovTarget
+    logits: mx.array
     sequence: list[int] = attrs.Factory(lambda: list(PROMPT))
     drafted: int = 0
     accepted: int = 0
@@ -64,14 +51,14 @@ class SamplerRun:
         last_token = mx.array(self.sequence[-1:], dtype=mx.uint32)
         k = draft.tokens.shape[0]
         fed = mx.concatenate([last_token, draft.tokens.astype(mx.uint32)])
-        outcome = self.sampler.verify(last_token, draft, self.target.logits[fed])
+        outcome = self.sampler.verify(last_token, draft, self.logits[fed])
         accepted = cast(int, outcome.accepted.item())
         require(0 <= accepted <= k, f"accepts {accepted} of {k} drafted tokens")
         own = to_ints(outcome.tokens)
         enough = len(own) > accepted
         require(enough, f"returns {len(own)} tokens, and no bonus token for {accepted} accepted")
         shape = outcome.logits.shape
-        fits = len(shape) == 2 and shape[0] > accepted and shape[1] == self.target.vocab_size
+        fits = len(shape) == 2 and shape[0] > accepted and shape[1] == self.logits.shape[1]
         require(fits, f"returns logits {shape} for {accepted} accepted tokens")
         self.sampler.commit(fed[: 1 + accepted])
         self.sequence += [*to_ints(draft.tokens)[:accepted], own[accepted]]
@@ -80,7 +67,7 @@ class SamplerRun:
 
 
 def generate(
-    sampler: Sampler, target: MarkovTarget, count: int, source: DraftSource, depths: Sequence[int]
+    sampler: Sampler, target: mx.array, count: int, source: DraftSource, depths: Sequence[int]
 ) -> list[int]:
     """Generate `count` ids with drafts of these depths, repeated."""
     run = SamplerRun(sampler, target)
@@ -103,14 +90,14 @@ def drafts_of(pick: Callable[[mx.array], mx.array]) -> DraftSource:
     def source(run: SamplerRun, depth: int) -> Draft:
         tokens, last = [], run.sequence[-1]
         for _ in range(depth):
-            last = cast(int, pick(run.target.logits[last]).item())
+            last = cast(int, pick(run.logits[last]).item())
             tokens.append(last)
         return Draft(mx.array(tokens, dtype=mx.uint32))
 
     return source
 
 
-def sampled_drafts(model: MarkovTarget) -> DraftSource:
+def sampled_drafts(model: mx.array) -> DraftSource:
     """Drafts that the sampler draws from another model's logits."""
 
     def source(run: SamplerRun, depth: int) -> Draft:
@@ -119,7 +106,7 @@ def sampled_drafts(model: MarkovTarget) -> DraftSource:
         last_token = mx.array(run.sequence[-1:], dtype=mx.uint32)
         choices: list[DraftToken] = []
         for index in range(depth):
-            choices.append(run.sampler.choose(model.logits[last_token], index))
+            choices.append(run.sampler.choose(model[last_token], index))
             last_token = choices[-1].token
         tokens = [choice.token for choice in choices]
         return Draft(mx.concatenate(tokens), [choice.logprobs for choice in choices])
@@ -154,7 +141,7 @@ def mislabelled(source: DraftSource, name: str) -> DraftSource:
 
     def mislabelling(run: SamplerRun, depth: int) -> Draft:
         draft, invalid = source(run, depth), next(kinds)
-        uniform = log_softmax(mx.zeros((1, run.target.vocab_size)))
+        uniform = log_softmax(mx.zeros((1, run.logits.shape[1])))
         given = [uniform if one is None else one for one in draft.logprobs or [None] * depth]
         tokens = [draft.tokens[index : index + 1] for index in range(depth)]
         return Draft(draft.tokens, list(map(invalid, given, tokens)))
@@ -168,7 +155,8 @@ def chi_square(pairs: Iterable[tuple[float, float]]) -> float:
     observed = expected = 0.0
     for count, mean in sorted(pairs, key=lambda pair: pair[1]):
         observed, expected = observed + count, expected + mean
-        if expected >= MIN_EXPECTED:
+        # Outcomes that are expected less often are pooled.
+        if expected >= 10.0:
             cells.append((observed, expected))
             observed = expected = 0.0
     if expected and cells:
@@ -217,22 +205,22 @@ class SamplerTests(ABC):
     @contract
     def test_a_round_without_drafts_gives_one_token(self) -> None:
         """A round without drafts emits one token of the vocabulary."""
-        run = SamplerRun(self.make_sampler(), MarkovTarget())
+        run = SamplerRun(self.make_sampler(), markov_logits())
         for round in range(20):
             with at_step(round, len(run.sequence)):
                 run.round(no_drafts(run, 0))
                 emitted = len(run.sequence) - len(PROMPT)
                 require(emitted == round + 1, f"emits {emitted} tokens in {round + 1} rounds")
                 token = run.sequence[-1]
-                require(0 <= token < run.target.vocab_size, f"emits {token}, which is no id")
+                require(0 <= token < run.logits.shape[1], f"emits {token}, which is no id")
 
     @contract
     def test_choose_returns_a_token_and_its_distribution(self) -> None:
         """`choose` returns an id, and normalised log-probabilities in which it is possible."""
-        run = SamplerRun(self.make_sampler(), MarkovTarget())
+        run = SamplerRun(self.make_sampler(), markov_logits())
         for index in range(6):
             with at_step(0, len(PROMPT) + index):
-                logits = run.target.logits[mx.array([index % 8])]
+                logits = run.logits[mx.array([index % 8])]
                 choice = run.sampler.choose(logits, index)
                 require(choice.token.shape == (1,), f"returns tokens {choice.token.shape}")
                 if choice.logprobs is not None:
@@ -265,7 +253,7 @@ class SamplerTests(ABC):
         Without `same_text`, such a draft is rejected, and the token in its place has the
         target's own distribution. `count` tokens are generated if distributions are compared.
         """
-        draft_model = _sources(8 if self.same_text else 4)["a draft model"]
+        draft_model = sampled_drafts(markov_logits(2, 8 if self.same_text else 4))
         sources = {
             f"where a distribution {name}": mislabelled(draft_model, name)
             for name in INVALID_DISTRIBUTIONS
@@ -280,7 +268,7 @@ class SamplerTests(ABC):
         self, sources: Mapping[str, DraftSource], depths: Sequence[int], count: int
     ) -> None:
         """Compare generated tokens with those of plain decoding."""
-        target = MarkovTarget()
+        target = markov_logits()
         plain = generate(self.make_sampler(), target, count, no_drafts, (0,))
         for name, source in sources.items():
             found = generate(self.make_sampler(), target, count, source, depths)
@@ -292,19 +280,18 @@ class SamplerTests(ABC):
         self, sources: Mapping[str, DraftSource], depths: Sequence[int], count: int, said: str
     ) -> None:
         """Compare frequencies of generated tokens with the distributions that `choose` reports."""
-        target = MarkovTarget(1, vocab_size=4)
+        target = markov_logits(vocab_size=4)
         expected = [_distribution(self.make_sampler(), target, token) for token in range(4)]
         for name, source in sources.items():
             found = generate(self.make_sampler(), target, count, source, depths)
             p_value = _p_value(found, expected)
-            require(p_value > MIN_P_VALUE, said.format(name=name, p_value=p_value))
+            require(p_value > 1e-6, said.format(name=name, p_value=p_value))
 
     @contract
     def test_the_same_seed_gives_the_same_output(self) -> None:
         """Two equal samplers used in turn, with equal drafts, emit the same tokens."""
-        target = MarkovTarget()
-        one, other = (SamplerRun(self.make_sampler(), target) for _ in range(2))
-        source = _sources(8)["a draft model"]
+        one, other = (SamplerRun(self.make_sampler(), markov_logits()) for _ in range(2))
+        source = sampled_drafts(markov_logits(2))
         for round in range(20):
             with at_step(round, len(one.sequence)):
                 depth = DEPTHS[round % 5]
@@ -322,13 +309,12 @@ class SamplerTests(ABC):
         """
         if not self.draws_itself:
             return
-        target, source = MarkovTarget(), sampled_drafts(MarkovTarget(2))
-        sampler = self.make_sampler()
-        other = SamplerRun(sampler, MarkovTarget(2))
+        target, draft_model, sampler = markov_logits(), markov_logits(2), self.make_sampler()
+        source, other = sampled_drafts(draft_model), SamplerRun(sampler, draft_model)
         for depth in DEPTHS:
             other.round(source(other, depth))
         last_token = mx.array(other.sequence[-1:], dtype=mx.uint32)
-        sampler.verify(last_token, no_drafts(other, 0), target.logits[last_token])
+        sampler.verify(last_token, no_drafts(other, 0), target[last_token])
         found = generate(sampler, target, 20, source, DEPTHS)
         fresh = generate(self.make_sampler(), target, 20, source, DEPTHS)
         require(found == fresh, f"{found} after another sequence instead of {fresh}")
@@ -341,7 +327,7 @@ class SamplerTests(ABC):
         """
         if self.reads_text:
             return
-        target = MarkovTarget()
+        target = markov_logits()
         run = SamplerRun(self.make_sampler(), target)
         source = sampled_drafts(target)
         for round in range(12):
@@ -355,9 +341,9 @@ class SamplerTests(ABC):
         """Noise depends on seed and position; `mx.random` is not used."""
         if not self.draws_itself:
             return
-        source = _sources(8)["a draft model"]
+        source = sampled_drafts(markov_logits(2))
         with same_random_state():
-            generate(self.make_sampler(), MarkovTarget(), 20, source, DEPTHS)
+            generate(self.make_sampler(), markov_logits(), 20, source, DEPTHS)
 
 
 def _sources(vocab_size: int) -> dict[str, DraftSource]:
@@ -365,14 +351,13 @@ def _sources(vocab_size: int) -> dict[str, DraftSource]:
     return {
         "a lookup": drafts_of(mx.argmax),
         "wrong drafts": drafts_of(mx.argmin),
-        "a draft model": sampled_drafts(MarkovTarget(2, vocab_size)),
+        "a draft model": sampled_drafts(markov_logits(2, vocab_size)),
     }
 
 
-def _distribution(sampler: Sampler, target: MarkovTarget, last: int) -> list[float]:
+def _distribution(sampler: Sampler, target: mx.array, last: int) -> list[float]:
     """Probabilities of the next token after `last`, as `choose` reports them."""
-    run = SamplerRun(sampler, target)
-    choice = run.sampler.choose(target.logits[mx.array([last])], 0)
+    choice = SamplerRun(sampler, target).sampler.choose(target[last : last + 1], 0)
     if choice.logprobs is None:
         said = "choose returns no distribution, and so the output must not depend on drafts"
         raise ContractError(said)

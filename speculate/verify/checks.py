@@ -27,9 +27,6 @@ from speculate.verify.oracle import CHUNK, token_row
 from speculate.verify.rounding import Difference, Result, Rounding
 from speculate.verify.target import BEYOND_WINDOWS, VerificationTarget
 
-FORWARD_WIDTHS: Final = (1, 2, 3, 9, 4, 1, 1, 5, 6)
-"""Widths, in tokens, of the blocks that the forward check feeds after the prompt."""
-
 WIDTHS: Final = range(1, 10)
 """Widths, in tokens, of the blocks that a walk rewinds."""
 
@@ -42,11 +39,8 @@ WALK_START: Final = 3
 WALK_LENGTH: Final = sum(kept + 1 for _, kept in CUTS)
 """Tokens that a walk adds to the sequence."""
 
-NO_ROUNDING: Final = Rounding()
-"""For blocks of the same width: they round alike on every device."""
-
-Tail = Callable[[int, int], list[int]]
-"""`tail(position, count)` gives the tokens that a walk rejects."""
+Tail = Callable[[list[int]], list[int]]
+"""Makes the tokens that a walk rejects from the true ones at their positions."""
 
 
 @final
@@ -117,11 +111,12 @@ def check_block_forward(target: VerificationTarget) -> Result:
     """Compare the adapter with mlx-lm's model on the same blocks, both on mlx-lm's caches."""
     ours, theirs = target.oracle.caches(), target.oracle.caches()
     differences, start = list[Difference](), 0
-    for width in (len(target.prompt), *FORWARD_WIDTHS):
+    for width in (len(target.prompt), 1, 2, 3, 9, 4, 1, 1, 5, 6):
         ids = target.ids(start, start + width)
         found = target.model.forward(token_row(ids), ours).logits[0]
         expected = target.oracle.feed(ids, theirs)
-        differences += NO_ROUNDING.compare(found, expected, start, f"a block of {width}")
+        # Blocks of the same width round alike on every device.
+        differences += Rounding().compare(found, expected, start, f"a block of {width}")
         start += width
     return Result(start, "rows", differences)
 
@@ -130,15 +125,16 @@ def check_prefill_forward(target: VerificationTarget) -> Result:
     """Compare a cold prefill of the adapter on its own caches with one of mlx-lm's model."""
     ids = target.prompt
     found = target.model.forward(token_row(ids), target.model.make_cache()).logits[0]
-    differences = NO_ROUNDING.compare(found, target.oracle.cold(ids), 0, "a cold prefill")
+    differences = Rounding().compare(found, target.oracle.cold(ids), 0, "a cold prefill")
     return Result(len(ids), "rows", differences)
 
 
 def check_tails(target: VerificationTarget) -> Result:
     """Compare two walks that reject different tokens: kept and following logits must be equal."""
     rows, differences = 0, list[Difference]()
+    dice, size = random.Random(target.seed), target.model.vocab_size
+    tails: tuple[Tail, ...] = (_shifted_tail(size), lambda ids: [dice.randrange(size) for _ in ids])
     for start in walk_starts(target):
-        tails = (_shifted_tail(target), _random_tail(target))
         one, other = (walk(target, start, tail) for tail in tails)
         for step, same in zip(one, other, strict=True):
             rows += step.rows.shape[0]
@@ -152,7 +148,7 @@ def check_rewind(target: VerificationTarget) -> Result:
     for start in walk_starts(target):
         ids, found = target.ids(0, start + WALK_LENGTH), list[Difference]()
         expected = target.oracle.cold(ids, start)
-        for step in walk(target, start, _shifted_tail(target)):
+        for step in walk(target, start, _shifted_tail(target.model.vocab_size)):
             first, count = step.position - start, step.rows.shape[0]
             rows, same = rows + count, expected[first : first + count]
             found += target.rounding.compare(step.rows, same, step.position, step.what)
@@ -171,7 +167,7 @@ def walk(target: VerificationTarget, start: int, tail: Tail) -> Iterator[Step]:
     with speculation(caches) as window:
         for width, kept in CUTS:
             right, stop = target.ids(start, start + kept), start + kept
-            fed = token_row([*right, *tail(stop, width - kept)])
+            fed = token_row([*right, *tail(target.ids(stop, start + width))])
             block = model.forward(fed, caches).logits[0]
             window.keep(kept)
             after = model.forward(token_row(target.ids(stop, stop + 1)), caches).logits[0]
@@ -195,13 +191,6 @@ def walk_starts(target: VerificationTarget) -> list[int]:
     return sorted({WALK_START, middle, 2 * window + BEYOND_WINDOWS})
 
 
-def _shifted_tail(target: VerificationTarget) -> Tail:
+def _shifted_tail(vocab_size: int) -> Tail:
     """The true tokens, each off by one."""
-    ids, size = target.ids, target.model.vocab_size
-    return lambda position, count: [(id_ + 1) % size for id_ in ids(position, position + count)]
-
-
-def _random_tail(target: VerificationTarget) -> Tail:
-    """Random tokens."""
-    dice, size = random.Random(target.seed), target.model.vocab_size
-    return lambda position, count: [dice.randrange(size) for _ in range(count)]
+    return lambda ids: [(id_ + 1) % vocab_size for id_ in ids]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Final, cast, final
 
@@ -26,24 +26,11 @@ from speculate.verify.target import Drafter, RecordingProposer, VerificationTarg
 DEPTHS: Final = (1, 2, 3, 4, 5)
 """Draft depths, in tokens, at which a proposer's sequence is checked."""
 
-TEMPERATURE: Final = 0.8
-"""Temperature of sampled runs."""
-
 MAX_DIFFERENCES: Final = 16
 """Differences in one sequence after which it is not decoded further."""
 
-ROTATED_NOISE: Final = 1e-4
-"""Rounding of mlx-lm's single steps once a sliding window has wrapped, as a fraction of the largest
-logit. mlx-lm then stores the rows of the window in another order."""
-
-SEED_DEPTHS: Final = (4, 0, 1, 2, 7)
-"""Depths that the seed check alternates between; 0 is a round without a draft."""
-
 AUDITED_DEPTH: Final = 4
 """Draft depth, in tokens, at which acceptance is checked."""
-
-SIGMAS: Final = 3.0
-"""Standard deviations by which the number of accepted drafts may differ where blocks round."""
 
 Run = tuple[str, int, Strategy]
 """A decoding in words, how many tokens of the reference belong to its prompt, and its strategy."""
@@ -54,7 +41,7 @@ def coupled_sampling(seed: int) -> Sampling:
 
     Without filters: near the edge of one, rounding could do more than swap two tokens.
     """
-    return Sampling(temperature=TEMPERATURE, seed=seed)
+    return Sampling(temperature=0.8, seed=seed)
 
 
 def check_sequence(
@@ -87,7 +74,8 @@ def check_stock_sequence(target: VerificationTarget, sampling: Sampling) -> Resu
         if found.token != expected.token:
             noise = target.rounding.noise
             if target.window:
-                noise = max(noise, ROTATED_NOISE * cast(float, mx.abs(logits).max().item()))
+                # Once a window has wrapped, mlx-lm stores its rows in another order.
+                noise = max(noise, 1e-4 * cast(float, mx.abs(logits).max().item()))
             rounding = Rounding(noise)
             differences.append(expected.difference(position, found.token, rounding, "mlx-lm"))
     return Result(len(fed), "tokens", _rechecked(target, reference, differences))
@@ -98,8 +86,16 @@ def check_seed(target: VerificationTarget, seed: int) -> Result:
 
     An implementation that draws from a shared random state gives another sequence each time.
     """
-    reference = target.reference(coupled_sampling(seed))
-    return _compare_runs(target, reference, _seed_runs(target, seed))
+    drafters, reference = target.drafters, target.reference(coupled_sampling(seed))
+    one, other = (AlternatingStrategy(drafters, seed + n) for n in range(2))
+    runs: list[Run] = [
+        ("off", 0, Off()),
+        *((f"{drafter.name}, depth 4", 0, Fixed(drafter.make(), 4)) for drafter in drafters),
+        ("alternating", 0, one),
+        ("alternating, from the middle", target.tokens // 2, other),
+        ("off, again", 0, Off()),
+    ]
+    return _compare_runs(target, reference, runs)
 
 
 def check_acceptance(
@@ -119,7 +115,8 @@ def check_acceptance(
         again = redraft(start, limit, _draft_sampler(sampling, start))
         # Drafts after the end of the sequence were never verified.
         most = round.emitted if round.truncated else round.drafted
-        correct = min(most, _accepted_prefix(again, ids[start:]))
+        wrong = [one != other for one, other in zip(again, ids[start:], strict=False)]
+        correct = min(most, [*wrong, True].index(True))
         drafted += len(found)
         accepted += round.accepted
         expected += correct
@@ -128,7 +125,10 @@ def check_acceptance(
             detail = f"drafted {found}, expected {again}: {counts}"
             apart = abs(round.accepted - correct)
             differences.append(Difference(start, apart, None, "bug", detail))
-    if abs(accepted - expected) <= _tolerance(target, expected, drafted):
+    # Laplace's rule of succession: with few drafts, none or all accepted is no certainty.
+    rate = (expected + 1) / (drafted + 2)
+    standard_deviation = math.sqrt(drafted * rate * (1 - rate))
+    if target.rounding.noise and abs(accepted - expected) <= 3 * standard_deviation:
         differences = [attrs.evolve(one, kind="numerics") for one in differences]
     note = f"{accepted} of {drafted} drafts accepted, {expected} expected"
     return Result(len(rounds), "rounds", differences, note)
@@ -173,7 +173,7 @@ class AlternatingStrategy:
         """Start a sequence: nothing to reset."""
 
     def plan(self, remaining: int | None, /) -> Plan:
-        depth = self._dice.choice(SEED_DEPTHS) if self.proposers else 0
+        depth = self._dice.choice((4, 0, 1, 2, 7)) if self.proposers else 0
         return Plan(self._dice.choice(self.proposers), depth) if depth else Plan()
 
     def observe(self, round: Round, /) -> None:
@@ -192,32 +192,12 @@ def _compare_runs(
     return Result(compared, "tokens", differences)
 
 
-def _seed_runs(target: VerificationTarget, seed: int) -> Iterator[Run]:
-    """Runs of the seed check."""
-    yield "off", 0, Off()
-    for drafter in target.drafters:
-        yield f"{drafter.name}, depth 4", 0, Fixed(drafter.make(), 4)
-    yield "alternating", 0, AlternatingStrategy(target.drafters, seed)
-    middle = AlternatingStrategy(target.drafters, seed + 1)
-    yield "alternating, from the middle", target.tokens // 2, middle
-    yield "off, again", 0, Off()
-
-
 def _rechecked(
     target: VerificationTarget, reference: ReferenceSequence, found: Sequence[Difference]
 ) -> list[Difference]:
     """Recheck differences of tokens: each was chosen by the logits of the token before it."""
     ids, first = [*reference.prompt, *reference.ids[:-1]], len(reference.prompt) - 1
     return target.recheck(found, ids, first, first + 1)
-
-
-def _tolerance(target: VerificationTarget, accepted: int, drafted: int) -> float:
-    """By how much accepted drafts may differ in total; negative where no draft may differ."""
-    if target.rounding.noise == 0:
-        return -1.0
-    # Laplace's rule of succession: with few drafts, none or all accepted is no certainty.
-    rate = (accepted + 1) / (drafted + 2)
-    return SIGMAS * math.sqrt(drafted * rate * (1 - rate))
 
 
 def _decoded(
@@ -232,15 +212,8 @@ def _decoded(
     return ids, [round for round in rounds if round.drafted], proposer.drafts
 
 
-def _accepted_prefix(drafts: Sequence[int], ids: Sequence[int]) -> int:
-    """Number of drafts before the first wrong one."""
-    wrong = (n for n, (a, b) in enumerate(zip(drafts, ids, strict=False)) if a != b)
-    return next(wrong, min(len(drafts), len(ids)))
-
-
 def _draft_sampler(sampling: Sampling, start: int) -> DraftSampler:
     """Samples the drafts that follow `start` tokens."""
-    chooser = (
-        Coupled(Distribution(sampling, sampling.seed or 0)) if sampling.temperature else Greedy()
-    )
+    distribution = Distribution(sampling, sampling.seed or 0)
+    chooser = Coupled(distribution) if sampling.temperature else Greedy()
     return lambda logits, index: chooser.choose(logits, start + index)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Final, cast, final
 
 import attrs
 import mlx.core as mx
 
+from speculate._mx import row_differences, ulp
 from speculate.protocols import SpeculativeModel, StockModel
 from speculate.sampling.acceptance import TOKEN_STREAM
 from speculate.sampling.filters import Distribution
 from speculate.sampling.noise import gumbel, key
 from speculate.sampling.options import Sampling
-from speculate.verify.rounding import Difference, Rounding, row_differences, ulp
+from speculate.verify.rounding import Difference, Rounding
 
 CHUNK: Final = 2048
 """Tokens fed at once where the logits are not needed."""
@@ -24,24 +25,10 @@ CHUNK: Final = 2048
 NOISE_WIDTHS: Final = (1, 2, 3, 5, 9)
 """Block widths, in tokens, whose rounding is compared."""
 
-RANDOM_SPLITS: Final = 6
-"""Random splits into blocks that a recheck feeds, besides those of `NOISE_WIDTHS`."""
-
-SPLIT_CONTEXT: Final = 64
-"""Tokens before the first compared one that a random split also feeds in blocks."""
-
-SCORED_TOKENS: Final = 64
-"""Candidates kept for each position. Rounding does not pick a token that ranks lower."""
-
 
 @final
 class Oracle:
-    """Computes logits from fresh caches with mlx-lm's model, or with the adapter if there is none.
-
-    Args:
-        model: Adapter that makes the caches.
-        stock: mlx-lm's model that the adapter drives; `None` to use the adapter.
-    """
+    """Computes logits from fresh caches with mlx-lm's model, or without one with the adapter."""
 
     def __init__(self, model: SpeculativeModel, stock: StockModel | None) -> None:
         self._model = model
@@ -100,7 +87,12 @@ class Oracle:
         up differently.
         """
         low = high = self.cold(ids, first)
-        for prefill, widths in _splits(first):
+        splits: list[tuple[int, Sequence[int]]] = [(first, [width]) for width in NOISE_WIDTHS]
+        # Random blocks begin some tokens before the first compared one.
+        dice, context = random.Random(0), 64
+        for _ in range(6):
+            splits.append((max(0, first - context), dice.choices(range(1, 10), k=context)))
+        for prefill, widths in splits:
             rows = self.blocks(ids, widths, prefill)[first - prefill :]
             low, high = mx.minimum(low, rows), mx.maximum(high, rows)
             mx.eval(low, high)
@@ -154,43 +146,29 @@ class ReferenceSequence:
 
     @property
     def ids(self) -> list[int]:
-        """Ids of the decoded tokens."""
         return [each.token for each in self.tokens]
 
 
 def reference_token(logits: mx.array, sampling: Sampling, position: int) -> ReferenceToken:
     """The token that plain decoding emits at a position, given logits `(1, vocabulary)`."""
-    scores = _scores(logits, sampling, position)
-    chosen, best = mx.argmax(scores[0]), mx.argsort(-scores[0])[:SCORED_TOKENS]
+    if sampling.temperature == 0:
+        scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    else:
+        seed = sampling.seed or 0
+        noise = gumbel([key(seed, TOKEN_STREAM, position)], logits.shape[-1])
+        scores = Distribution(sampling, seed).log_weights(logits, [position]) + noise
+    # The emitted token, and candidates: rounding picks none that ranks lower.
+    chosen, best = mx.argmax(scores[0]), mx.argsort(-scores[0])[:64]
     # The temperature scales the logits, and with them their rounding errors.
-    scale = sampling.temperature or 1.0
+    scale, by_id = sampling.temperature or 1.0, dict[int, tuple[float, float]]()
     found = (best, scores[0, best], logits[0, best])
     ids, values, given = (cast("list[float]", numbers.tolist()) for numbers in found)
-    units = [
-        max(ulp(logit, logits.dtype), scale * ulp(score, scores.dtype))
-        for logit, score in zip(given, values, strict=True)
-    ]
-    by_id = {int(ids[n]): (scale * values[n], units[n]) for n in range(len(ids))}
+    for id_, score, logit in zip(ids, values, given, strict=True):
+        unit = max(ulp(logit, logits.dtype), scale * ulp(score, scores.dtype))
+        by_id[int(id_)] = scale * score, unit
     return ReferenceToken(cast(int, chosen.item()), by_id)
 
 
 def token_row(ids: Sequence[int]) -> mx.array:
     """Ids as a model takes them, `(1, T)` uint32."""
     return mx.array([list(ids)], dtype=mx.uint32)
-
-
-def _scores(logits: mx.array, sampling: Sampling, position: int) -> mx.array:
-    """Scores whose argmax is the emitted token, `(1, vocabulary)`."""
-    if sampling.temperature == 0:
-        return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    seed = sampling.seed or 0
-    noise = gumbel([key(seed, TOKEN_STREAM, position)], logits.shape[-1])
-    return Distribution(sampling, seed).log_weights(logits, [position]) + noise
-
-
-def _splits(first: int) -> Iterator[tuple[int, Sequence[int]]]:
-    """Ways to feed a sequence: number of prefill tokens, widths of the blocks after it."""
-    yield from ((first, [width]) for width in NOISE_WIDTHS)
-    dice = random.Random(0)
-    for _ in range(RANDOM_SPLITS):
-        yield max(0, first - SPLIT_CONTEXT), dice.choices(range(1, 10), k=SPLIT_CONTEXT)

@@ -10,24 +10,13 @@ from typing import Final, Literal, cast, final
 import attrs
 import mlx.core as mx
 
+from speculate._mx import row_differences, ulp
+
 Outcome = Literal["OK", "NUMERICS", "BUG"]
 """Verdict of a check: all equal, different within rounding, or wrong."""
 
 Kind = Literal["tie", "numerics", "bug"]
 """Cause of a difference: two tokens with equal scores, rounding, or a mistake."""
-
-KIND_LABELS: Final[dict[Kind, str]] = {
-    "tie": "exact ties",
-    "numerics": "within rounding",
-    "bug": "wrong",
-}
-"""What reports call each kind of difference."""
-
-MANTISSA_BITS: Final = {mx.float64: 52, mx.float32: 23, mx.float16: 10, mx.bfloat16: 7}
-"""Stored mantissa bits of each dtype."""
-
-MAX_ULPS: Final = 2.0
-"""Difference, in ULP, that one rounding more or less of each number can cause."""
 
 NOISE_MARGIN: Final = 2.0
 """Multiple of the noise measured on mlx-lm's own model that still counts as rounding."""
@@ -101,8 +90,12 @@ class Result:
         if not self.differences:
             return "all equal" if self.compared else "nothing to compare"
         counts = Counter(difference.kind for difference in self.differences)
-        labels = [(counts[kind], label) for kind, label in KIND_LABELS.items() if counts[kind]]
-        kinds = ", ".join(f"{count} {label}" for count, label in labels)
+        labels: dict[Kind, str] = {
+            "tie": "exact ties",
+            "numerics": "within rounding",
+            "bug": "wrong",
+        }
+        kinds = ", ".join(f"{counts[kind]} {labels[kind]}" for kind in labels if counts[kind])
         worst = max(self.differences, key=lambda difference: difference.size)
         found = f"{len(self.differences)} differ ({kinds}){worst.magnitude(', by up to ')}"
         spreads = [one.spread for one in self.differences if one.spread is not None]
@@ -128,7 +121,8 @@ class Rounding:
         """Classify the absolute difference of two logits; `unit` is 1 ULP of the larger one."""
         if size == 0:
             return "tie"
-        return "numerics" if size <= max(MAX_ULPS * unit, NOISE_MARGIN * self.noise) else "bug"
+        # One rounding more or less of each number makes 2 ULP.
+        return "numerics" if size <= max(2.0 * unit, NOISE_MARGIN * self.noise) else "bug"
 
     def compare(
         self, found: mx.array, expected: mx.array, position: int, what: str
@@ -143,11 +137,12 @@ class Rounding:
             return [Difference(position, math.inf, None, "bug", f"{what}: {shapes}")]
         if bool(mx.array_equal(found, expected)):
             return []
-        sizes, largest = row_differences(found, expected), _largest(expected)
+        finite = mx.where(mx.isfinite(expected), mx.abs(expected.astype(mx.float32)), 0.0)
+        largest = cast("list[float]", finite.max(axis=-1).tolist())
         differences = []
-        for row, (size, top) in enumerate(zip(sizes, largest, strict=True)):
+        for row, size in enumerate(row_differences(found, expected)):
             if size != 0:
-                unit = ulp(top, expected.dtype)
+                unit = ulp(largest[row], expected.dtype)
                 kind = self.kind(size, unit)
                 differences.append(Difference(position + row, size, size / unit, kind, what))
         return differences
@@ -165,45 +160,18 @@ class Rounding:
         not show how far apart the logits are then. So `spread` measures the largest difference
         among mlx-lm's own logits from `position` on, unless there is no suspect or no noise.
         """
-        if self.noise == 0 or not any(map(_is_suspect, differences)):
-            return list(differences)
+        found = list(differences)
+        suspects = [n for n, d in enumerate(found) if d.kind == "bug" and math.isfinite(d.size)]
+        if self.noise == 0 or not suspects:
+            return found
         spreads = spread()
-        return [
-            _reclassified(one, spreads[one.position - position]) if _is_suspect(one) else one
-            for one in differences
-        ]
-
-
-def ulp(value: float, dtype: mx.Dtype) -> float:
-    """One unit in the last place of a number: its distance to the next one of the dtype."""
-    return 2.0 ** (math.frexp(value)[1] - 1 - MANTISSA_BITS[dtype])
-
-
-def row_differences(found: mx.array, expected: mx.array) -> list[float]:
-    """Largest absolute difference in each row of two `(T, n)` arrays; infinite for NaN.
-
-    Synchronises.
-    """
-    size = mx.abs(found.astype(mx.float32) - expected.astype(mx.float32))
-    size = mx.where(found == expected, 0.0, mx.where(mx.isnan(size), math.inf, size))
-    return cast("list[float]", size.max(axis=-1).tolist())
+        for n in suspects:
+            own = spreads[found[n].position - position]
+            kind: Kind = "numerics" if found[n].size <= NOISE_MARGIN * own else "bug"
+            found[n] = attrs.evolve(found[n], kind=kind, spread=own)
+        return found
 
 
 def counted(count: int, unit: str) -> str:
     """A number with its unit, given in the plural."""
     return f"{count} {unit.removesuffix('s') if count == 1 else unit}"
-
-
-def _is_suspect(difference: Difference) -> bool:
-    return difference.kind == "bug" and math.isfinite(difference.size)
-
-
-def _reclassified(difference: Difference, spread: float) -> Difference:
-    wrap_errors = difference.size <= NOISE_MARGIN * spread
-    return attrs.evolve(difference, kind="numerics" if wrap_errors else "bug", spread=spread)
-
-
-def _largest(rows: mx.array) -> list[float]:
-    """The largest finite magnitude in each row."""
-    finite = mx.where(mx.isfinite(rows), mx.abs(rows.astype(mx.float32)), 0.0)
-    return cast("list[float]", finite.max(axis=-1).tolist())

@@ -30,10 +30,6 @@ PROMPT_TOKENS: Final = 32
 BEYOND_WINDOWS: Final = 10
 """Tokens of a prompt beyond two full sliding windows."""
 
-MAX_FILLED_WINDOW: Final = 256
-"""Widest sliding window, in rows, that prompts fill twice. For wider windows only the rewind check
-goes that far: it feeds the long prefix once, the decoding checks would once per run."""
-
 Redraft = Callable[[int, int, DraftSampler], list[int]]
 """`redraft(position, depth, choose)` drafts after the first `position` tokens of a sequence."""
 
@@ -64,28 +60,15 @@ class RecordingProposer:
     def __init__(self, proposer: Proposer) -> None:
         self.name: str = proposer.name
         self.drafts: list[tuple[int, mx.array]] = []
-        self._proposer = proposer
-
-    def attach(self, target: SpeculativeModel, /) -> None:
-        self._proposer.attach(target)
-
-    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
-        self._proposer.begin(position, history)
-
-    def position(self) -> int:
-        return self._proposer.position()
-
-    def commit(self, commit: Commit, /) -> None:
-        self._proposer.commit(commit)
+        self._propose = proposer.propose
+        self.attach, self.begin, self.commit = proposer.attach, proposer.begin, proposer.commit
+        self.position, self.settle = proposer.position, proposer.settle
 
     def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
-        draft = self._proposer.propose(last_token, limit, choose)
+        draft = self._propose(last_token, limit, choose)
         if draft.tokens.shape[0]:
             self.drafts.append((limit, draft.tokens))
         return draft
-
-    def settle(self) -> None:
-        self._proposer.settle()
 
 
 def head_drafter() -> Drafter:
@@ -223,7 +206,8 @@ class VerificationTarget:
     @property
     def prompt(self) -> list[int]:
         """The prompt of every decoding run."""
-        twice = 2 * self.window + BEYOND_WINDOWS if 0 < self.window <= MAX_FILLED_WINDOW else 0
+        # Only the rewind check fills a wider window twice, since it feeds the long prefix once.
+        twice = 2 * self.window + BEYOND_WINDOWS if 0 < self.window <= 256 else 0
         return self.ids(0, max(PROMPT_TOKENS, twice))
 
     @cached_property

@@ -10,13 +10,14 @@ import pytest
 
 import speculate as sp
 from speculate import Decoder, Fixed, Sampling, verify
+from speculate._mx import ulp
 from speculate.backends.group import CacheGroup
 from speculate.loading import demo_prompt
 from speculate.sampling import acceptance
 from speculate.testing import ToyHead, ToyModel
 from speculate.verify.decoding_checks import MAX_DIFFERENCES, compare_decoding
 from speculate.verify.oracle import reference_token
-from speculate.verify.rounding import Rounding, ulp
+from speculate.verify.rounding import Rounding
 from tests.faults.planting import recorded_as
 from tests.support import tiny
 from tests.support.reference import adapted, get

@@ -38,9 +38,6 @@ HEAD_FILE: Final = "mtp.safetensors"
 PREFIX: Final = "mtp."
 """The head's file, which mlx-lm ignores: it loads `model*.safetensors`; and the names' prefix."""
 
-COPIED: Final = ("*.py", "generation_config.json", "config.*.json")
-"""Files copied: those of mlx-lm, and configs that `configuration_files` of `config.json` names."""
-
 DEFAULTS: Final = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
 """Group size and bits of each mode, as in mlx-lm."""
 
@@ -169,7 +166,8 @@ def _save(folder: Path, source: Path, module: Module, config: dict[str, object])
     sees = "vision_tower" in cast(Mapping[str, object], getattr(module, "model", {}))
     save_model(folder, module, donate_model=True)
     tokenizer.save_pretrained(folder)
-    for pattern in COPIED:
+    # As mlx-lm, and configs that `configuration_files` of config.json names.
+    for pattern in ("*.py", "generation_config.json", "config.*.json"):
         for path in source.glob(pattern):
             shutil.copy(path, folder)
     create_model_card(folder, None)

@@ -24,9 +24,6 @@ from speculate.checkpoints.names import DENSE
 from speculate.checkpoints.quantization import Quantization
 from speculate.errors import CheckpointError
 
-TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
-"""Files of a tokenizer that are copied with a head."""
-
 _NOT_TEXT_KEYS: Final = frozenset(
     {"architectures", "auto_map", "text_config", "vision_config", "transformers_version"}
     | {"quantization", "quantization_config", "mlx_lm_version"}
@@ -50,7 +47,7 @@ def save(path: Path, weights: Mapping[str, mx.array]) -> None:
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy the tokenizer files that exist, as published head checkpoints have them."""
-    for name in TOKENIZER_FILES:
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json"):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
 

@@ -20,9 +20,6 @@ from speculate.validation import refuse
 
 _logger = logging.getLogger(__name__)
 
-REPOSITORY: Final = re.compile(r"[\w][\w.-]*/[\w.-]+")
-"""Name of a hub repository: `owner/name`."""
-
 HEAD_PATTERN: Final = "*mtp*.safetensors"
 """Name of a head's own file: `mtp.safetensors`, `model-mtp.safetensors`, ..."""
 
@@ -63,7 +60,7 @@ def resolve_checkpoint(
             return path
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    if isinstance(path_or_repo, Path) or not REPOSITORY.fullmatch(path_or_repo):
+    if isinstance(path_or_repo, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_repo):
         raise CheckpointError(
             f"{path}: there is no such folder. Give a model's folder, or a hub repository as "
             "owner/name"

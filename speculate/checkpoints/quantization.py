@@ -18,13 +18,6 @@ NOT_MATRIX: Final = (".bias", "scales", "biases", "global_scale")
 """Suffixes of a matrix's name that name its scales, factors in either case; and ends of names that
 are not a matrix's."""
 
-DEFAULT_BLOCK: Final = (128, 128)
-"""Rows and columns of a block, if the config does not say."""
-
-EXPONENT_BIAS: Final = 127
-EXPONENT_GROUP: Final = 32
-"""Scales stored as exponents: their bias, and the columns that share one in scales row by row."""
-
 AFFINE_BITS: Final = (1, 2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS: Final = (32, 64, 128)
 MODES: Final = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
@@ -42,10 +35,7 @@ def matrix_of(name: str) -> str | None:
 
 
 def unpack_scaled(
-    weights: dict[str, mx.array],
-    tensors: Entries,
-    config: Mapping[str, object],
-    dtype: mx.Dtype,
+    weights: dict[str, mx.array], tensors: Entries, config: Mapping[str, object], dtype: mx.Dtype
 ) -> None:
     """Multiply every matrix of 8-bit floats with its scales, in place. Synchronises.
 
@@ -72,7 +62,8 @@ def unpack_scaled(
             grid, tile = fitting
             factors = grid.astype(mx.float32)
             if scales.dtype == mx.uint8:
-                factors = mx.power(2.0, factors - EXPONENT_BIAS)
+                # Exponents, with a bias of 127.
+                factors = mx.power(2.0, factors - 127)
             weights[matrix] = _multiply(weight, factors, tile, dtype)
             if not is_single(matrix):
                 mx.eval(weights[matrix])
@@ -84,7 +75,7 @@ def _block(config: Mapping[str, object]) -> tuple[int, int]:
     found = section(config, "quantization_config").get("weight_block_size")
     if isinstance(found, list) and len(found) == 2 and all(type(n) is int for n in found):
         return max(1, found[0]), max(1, found[1])
-    return DEFAULT_BLOCK
+    return 128, 128
 
 
 def _grid(
@@ -107,7 +98,8 @@ def _grid(
         tile = min(block[0], rows), min(block[1], columns)
     elif (down, across) == (1, 1):
         tile = rows, columns
-    elif down == rows and (group == EXPONENT_GROUP or (group and scales.dtype != mx.uint8)):
+    elif down == rows and (group == 32 or (group and scales.dtype != mx.uint8)):
+        # 32 columns share an exponent; other factors are shared by any number.
         tile = 1, group
     else:
         return None
@@ -211,11 +203,9 @@ def _quantization(weights: Mapping[str, mx.array], module: str) -> Quantization:
 
 def plain_matrices(weights: Mapping[str, mx.array], packings: Packings) -> list[str]:
     """Return the modules that could be quantised, and are not."""
-    return [
-        module
-        for module, dot, part in (name.rpartition(".") for name in weights)
-        if part == "weight" and weights[module + dot + part].ndim > 1 and module not in packings
-    ]
+    matrices = [name for name, tensor in weights.items() if tensor.ndim > 1]
+    modules = [name.removesuffix(".weight") for name in matrices if name.endswith(".weight")]
+    return [module for module in modules if module not in packings]
 
 
 def dequantize(

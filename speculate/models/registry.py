@@ -26,15 +26,8 @@ from speculate.protocols import MTPHead, Recurrence, SpeculativeModel, StockMode
 ENTRY_POINTS: Final = "speculate.models"
 """Entry-point group of other packages: architecture of mlx-lm -> adapter factory."""
 
-
 CHUNKS: Final = (5, 1)
 """Tokens of each forward: a block, then a step that reads the caches after the block."""
-
-ULPS: Final = 2.0
-"""Largest difference, in units in the last place, of two logits one rounding apart."""
-
-MARGIN: Final = 2.0
-"""Allowed difference as a multiple of mlx-lm's own, between blocks and one single forward."""
 
 DIGITS: Final = {mx.float64: 52, mx.float32: 23, mx.float16: 10, mx.bfloat16: 7}
 """Explicit mantissa bits of each dtype."""
@@ -202,13 +195,17 @@ def _blocks(tokens: mx.array, chunks: Sequence[int]) -> list[mx.array]:
 
 
 def _allowed(stock: StockModel, tokens: mx.array, expected: mx.array) -> float:
-    """Return the largest difference that rounding explains: 0 on the CPU."""
+    """Return the largest difference that rounding explains: 0 on the CPU.
+
+    Elsewhere, two units in the last place, as of logits one rounding apart; or twice mlx-lm's own
+    difference, between blocks and one single forward, if that is more.
+    """
     if mx.default_device().type == mx.cpu:
         return 0.0
     noise, _ = _difference(_stock_logits(stock, tokens, [tokens.shape[1]]), expected)
     finite = mx.where(mx.isfinite(expected), mx.abs(expected.astype(mx.float32)), 0.0)
     exponent = math.frexp(cast(float, finite.max().item()))[1] - 1
-    return max(ULPS * 2.0 ** (exponent - DIGITS[expected.dtype]), MARGIN * noise)
+    return 2.0 * max(2.0 ** (exponent - DIGITS[expected.dtype]), noise)
 
 
 def _difference(found: mx.array, expected: mx.array) -> tuple[float, str]:

@@ -87,12 +87,6 @@ def dequantize_head(
     return attrs.evolve(head, weights=weights, quantization=kept)
 
 
-def cast_head(head: HeadTensors, dtype: mx.Dtype) -> HeadTensors:
-    """Cast a head's floating-point tensors to another dtype."""
-    cast_one = _casting(dtype, lambda name: not name.endswith(".global_scale"))
-    return attrs.evolve(head, weights={n: cast_one(n, a) for n, a in head.weights.items()})
-
-
 @attrs.frozen
 class Conversion:
     """Options of a conversion, as those of `mlx_lm.convert`.
@@ -141,7 +135,9 @@ def convert(
     if dtype is not None:
         may: Callable[[str], bool] = getattr(module, "cast_predicate", lambda _: True)
         module.update(tree_map_with_path(_casting(dtype, may), module.parameters()))
-        head = cast_head(head, dtype)
+        cast_one = _casting(dtype, lambda name: not name.endswith(".global_scale"))
+        weights = {name: cast_one(name, array) for name, array in head.weights.items()}
+        head = attrs.evolve(head, weights=weights)
     try:
         if conversion.quantize:
             group, bits = DEFAULTS[conversion.mode]

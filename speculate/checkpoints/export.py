@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Final, cast
+from typing import cast
 
 import attrs
 import mlx.core as mx
@@ -23,12 +23,6 @@ from speculate.checkpoints.head import DEDICATED, HeadFiles, HeadTensors
 from speculate.checkpoints.names import DENSE
 from speculate.checkpoints.quantization import Quantization
 from speculate.errors import CheckpointError
-
-_NOT_TEXT_KEYS: Final = frozenset(
-    {"architectures", "auto_map", "text_config", "vision_config", "transformers_version"}
-    | {"quantization", "quantization_config", "mlx_lm_version"}
-)
-"""Keys of a config that do not describe its text model."""
 
 Args = qwen3_5.TextModelArgs | qwen3_next.ModelArgs
 """The arguments of a text model that may have a head."""
@@ -53,11 +47,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def head_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
-    """Return the config of a head checkpoint.
-
-    Raises:
-        CheckpointError: The config that came with the head describes no model with such a head.
-    """
+    """Return the config of a head checkpoint. Refuses one that describes no such model."""
     text = _text_config(files, head)
     return {
         "model_type": "qwen3_5_mtp",
@@ -76,8 +66,10 @@ def packing_entry(packing: Quantization) -> dict[str, object]:
 
 def _text_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
     source = section(files.config, "text_config") or files.config
+    not_text = {"architectures", "auto_map", "text_config", "vision_config", "transformers_version"}
+    not_text |= {"quantization", "quantization_config", "mlx_lm_version"}
     # What reads a config may also write into it.
-    text = deepcopy({key: value for key, value in source.items() if key not in _NOT_TEXT_KEYS})
+    text = deepcopy({key: value for key, value in source.items() if key not in not_text})
     args = _args(files.folder, deepcopy(text))
     defaults = {key: value for key, value in asdict(args).items() if key != "rope_scaling"}
     text = {**defaults, **text, "rope_parameters": _rope(args), DEDICATED: False}
@@ -135,10 +127,7 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Until then it is in a hidden folder next to `target`, which stays unchanged. A process that is
     killed leaves that hidden folder, and nothing else. With `replace`, an existing model folder
-    gives way.
-
-    Raises:
-        CheckpointError: `target` exists and may not be replaced, or the folder cannot be made.
+    gives way; without it, one is refused.
     """
     check_free(target, replace=replace)
     try:

@@ -74,9 +74,6 @@ def download(repository: str, revision: str | None = None) -> Path:
     Returns:
         The folder. Without a connection it may lack the head's files, if everything that mlx-lm
         needs is there.
-
-    Raises:
-        CheckpointError: The download failed. Says why, and what to do.
     """
     patterns = [*DEFAULT_ALLOW_PATTERNS, HEAD_PATTERN]
     try:
@@ -93,11 +90,7 @@ def download(repository: str, revision: str | None = None) -> Path:
 
 
 def download_head(repository: str, revision: str | None = None) -> Path:
-    """Download only those files of a model, or of a head on its own, that hold the head.
-
-    Raises:
-        CheckpointError: The download failed. Says why, and what to do.
-    """
+    """Download only those files of a model, or of a head on its own, that hold the head."""
     described = ["config.json", f"*{INDEX_SUFFIX}"]
     folder = _fetch(repository, revision, described)
     files = _listed(folder)
@@ -117,6 +110,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _fetch(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
+    """Download what matches, or say why it failed, and what to do."""
     try:
         return Path(_download(repository, revision=revision, allow_patterns=list(patterns)))
     except Exception as error:

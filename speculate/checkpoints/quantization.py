@@ -42,10 +42,7 @@ def unpack_scaled(
     `x.weight` `(..., rows, columns)` as `uint8` goes with `x.weight_scale_inv` or
     `x.weight_scale`: one number, one for each row, each group of a row's columns or each block.
     Single experts are left lazy: they are computed when they are stacked. `tensors` are the same on
-    disk, and `config` has the size of a block.
-
-    Raises:
-        CheckpointError: Scales have no matrix, or a shape or dtype that does not fit it.
+    disk, and `config` has the size of a block. Refuses scales that have no matrix, or do not fit it.
     """
     block = _block(config)
     for name, matrix in [(name, matrix_of(name)) for name in weights]:
@@ -153,8 +150,7 @@ def stored_as(tensors: Entries, name: str) -> str:
 def quantizations(weights: Mapping[str, mx.array]) -> dict[str, Quantization]:
     """Infer how each module is quantised that has scales, from shapes and dtypes of a whole head.
 
-    Raises:
-        CheckpointError: A matrix has a quantisation that mlx does not have.
+    Refuses a quantisation that mlx does not have.
     """
     modules = [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]
     return {module: _quantization(weights, module) for module in modules}
@@ -213,8 +209,7 @@ def dequantize(
 ) -> dict[str, mx.array]:
     """Return the tensors with the matrices of these modules dequantised to a dtype.
 
-    Raises:
-        CheckpointError: Each expert has a scale of its own, which only a GPU dequantises.
+    Refuses experts that have a scale each, which only a GPU dequantises.
     """
     plain = dict(weights)
     for module, packing in packings.items():

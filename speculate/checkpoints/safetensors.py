@@ -73,8 +73,7 @@ Entries = Mapping[str, TensorEntry]
 def read_header(path: Path) -> tuple[TensorEntry, ...]:
     """Read a file's header: an entry for each tensor, in the order of their offsets.
 
-    Raises:
-        CheckpointError: It is no safetensors file, or its header does not fit its size.
+    Refuses what is no safetensors file, and a header that does not fit the file's size.
     """
     size = file_size(path)
     try:
@@ -105,13 +104,10 @@ def file_size(path: Path) -> int:
 def parse_json(
     path: Path, raw: bytes, repeated: Callable[[Sequence[str]], None]
 ) -> dict[str, object]:
-    """Parse a JSON object in UTF-8, of at most `JSON_PARTS_LIMIT` parts.
+    """Parse a JSON object in UTF-8, of at most `JSON_PARTS_LIMIT` parts. Refuses anything else.
 
     `repeated` is called with the repeated keys of each object, whose last values count, and may
     raise `ValueError` to refuse them.
-
-    Raises:
-        CheckpointError: It is none. Names the file.
     """
 
     def make(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
@@ -195,8 +191,7 @@ def _check_layout(path: Path, tensors: Sequence[TensorEntry], size: int) -> None
 def open_tensors(entries: Entries) -> dict[str, mx.array]:
     """Return lazy tensors: shapes and dtypes are known, data is read when it is first used.
 
-    Raises:
-        CheckpointError: A file changed since its header was read, or mlx lacks a dtype.
+    Refuses a file that changed since its header was read, and a dtype that mlx lacks.
     """
     by_file: dict[Path, set[TensorEntry]] = defaultdict(set)
     for entry in entries.values():

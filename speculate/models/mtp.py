@@ -237,11 +237,10 @@ def _quantize(module: Module, quantization: Mapping[str, Packing]) -> None:
 
 def _fill(module: Module, weights: Mapping[str, mx.array], dtype: mx.Dtype) -> None:
     """Load weights; floats in the trunk's dtype, or one float32 norm would spread float32."""
-
-    def converted(name: str, weight: mx.array) -> mx.array:
-        keep = name.endswith(".global_scale") or not mx.issubdtype(weight.dtype, mx.floating)
-        return weight if keep else weight.astype(dtype)
-
-    module.load_weights([(name, converted(name, weight)) for name, weight in weights.items()])
+    loaded = dict(weights)
+    for name, weight in weights.items():
+        if mx.issubdtype(weight.dtype, mx.floating) and not name.endswith(".global_scale"):
+            loaded[name] = weight.astype(dtype)
+    module.load_weights(list(loaded.items()))
     module.eval()
     mx.eval(module.parameters())

@@ -65,15 +65,11 @@ def draft_chain(
     step: Callable[[mx.array, int], mx.array],
     cache: Sequence[Rollbackable],
 ) -> Draft:
-    """Draft `limit` tokens, each from the logits after the previous one.
+    """Draft `limit` tokens, at least 1, each from the logits after the previous one.
 
-    Args:
-        tokens: `(n,)` ids to feed with the first step: backlog and last token.
-        limit: At least 1.
-        choose: Chooses a token from a row of logits.
-        step: Feeds the tokens of step number `index`, and returns logits `(1, vocabulary)` of
-            the next token.
-        cache: Caches that the steps feed. Their arrays are evaluated with the last step.
+    `step(tokens, index)` feeds `cache`, and returns logits `(1, vocabulary)` of the next token.
+    The first step is fed `tokens` `(n,)`: backlog and last token. The arrays of `cache` are
+    evaluated with the last step.
     """
     chain: list[DraftToken] = []
     while len(chain) < limit:

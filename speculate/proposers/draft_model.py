@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, cast, final
+from typing import cast, final
 
 import mlx.core as mx
 
@@ -21,17 +21,12 @@ from speculate.protocols import (
 )
 from speculate.validation import refuse, validated_text
 
-MIN_SHARED_VOCABULARY: Final = 0.99
-"""Fraction of the smaller vocabulary whose tokens must have the same ids in the larger one."""
-
-MAX_PADDING_COLUMNS: Final = 1024
-"""Columns by which padding may make two vocabularies differ if no tokenizer is known."""
-
 
 def check_vocabularies(target: SpeculativeModel, draft: SpeculativeModel) -> None:
     """Compare the ids of both tokenizers' tokens or, if one is unknown, the number of columns.
 
-    Columns may differ by padding: by up to 1024, and up to a quarter.
+    99% of the smaller vocabulary's tokens must have the same ids in the larger one. Columns may
+    differ by padding: by up to 1024, and up to a quarter.
 
     Raises:
         VocabularyMismatchError: The ids of the draft model mean something else to the target.
@@ -39,14 +34,14 @@ def check_vocabularies(target: SpeculativeModel, draft: SpeculativeModel) -> Non
     if target.vocabulary is not None and draft.vocabulary is not None:
         small, large = sorted((target.vocabulary, draft.vocabulary), key=len)
         same = sum(large.get(token) == id_ for token, id_ in small.items())
-        if same < MIN_SHARED_VOCABULARY * len(small):
+        if same < 0.99 * len(small):
             raise VocabularyMismatchError(
                 f"the draft model has a different tokenizer: only {same} of {len(small)} tokens "
                 "have the same id as in the target's. Use a draft model of the target's family."
             )
         return
     few, many = sorted((target.vocab_size, draft.vocab_size))
-    if many - few > min(MAX_PADDING_COLUMNS, few // 4):
+    if many - few > min(1024, few // 4):
         raise VocabularyMismatchError(
             f"the draft model has {draft.vocab_size} tokens and the target {target.vocab_size}: "
             "more than padding explains. Use a draft model with the target's tokenizer."
@@ -149,20 +144,12 @@ class DraftModel:
             self._restore_prefill = [cache.checkpoint() for cache in self._cache]
         self._position = position
         self._backlog, self._in_flight = Backlog(), 0
-        self._add_history(history)
-
-    def _add_history(self, history: Sequence[int]) -> None:
-        """Add the tokens before the sequence that the caches lack to the backlog.
-
-        Does nothing unless all of them are known: a cache that starts late has other positions.
-        """
-        lacking = self._position - (0 if self._caller_cache is None else self._held())
-        missing = list(history)[-lacking:] if lacking else []
-        if not missing or len(missing) < lacking:
-            return
-        if self._caller_cache is None:
-            self._use(self._draft.make_cache())
-        self._backlog += clamp_ids(self._draft, missing)
+        lacking = position - (0 if self._caller_cache is None else self._held())
+        # Fed only if all of them are known: a cache that starts late has other positions.
+        if 0 < lacking <= len(history):
+            if self._caller_cache is None:
+                self._use(self._draft.make_cache())
+            self._backlog += clamp_ids(self._draft, list(history)[-lacking:])
 
     def position(self) -> int:
         return self._position

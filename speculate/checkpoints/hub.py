@@ -43,10 +43,8 @@ def resolve_checkpoint(
 ) -> Path:
     """Return a path that exists: the given one, or the folder of a downloaded hub repository.
 
-    Args:
-        path_or_repo: A path, or a repository as `owner/name`.
-        revision: A branch, a tag or a commit of the repository.
-        head_only: Download only the files that hold the head.
+    `revision` is a branch, a tag or a commit of the repository `owner/name`. With `head_only`, only
+    the files that hold its head are downloaded.
 
     Raises:
         OptionError: `path_or_repo` is neither a path nor a name.

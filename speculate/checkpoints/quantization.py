@@ -13,11 +13,6 @@ from speculate.checkpoints.names import is_known, is_single
 from speculate.checkpoints.safetensors import SUPPORTED, Entries
 from speculate.errors import CheckpointError
 
-SUFFIXES: Final = ("_scale_inv", "_scale")
-NOT_MATRIX: Final = (".bias", "scales", "biases", "global_scale")
-"""Suffixes of a matrix's name that name its scales, factors in either case; and ends of names that
-are not a matrix's."""
-
 AFFINE_BITS: Final = (1, 2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS: Final = (32, 64, 128)
 MODES: Final = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
@@ -27,9 +22,11 @@ scales are bytes."""
 
 def matrix_of(name: str) -> str | None:
     """Return the matrix that a tensor scales, by its name; `None` if it is no scale."""
-    for suffix in SUFFIXES:
+    other_parts = (".bias", "scales", "biases", "global_scale")
+    # With either suffix, the scales are factors.
+    for suffix in ("_scale_inv", "_scale"):
         matrix = name.removesuffix(suffix)
-        if matrix != name and is_known(matrix) and not matrix.endswith(NOT_MATRIX):
+        if matrix != name and is_known(matrix) and not matrix.endswith(other_parts):
             return matrix
     return None
 
@@ -42,7 +39,7 @@ def unpack_scaled(
     `x.weight` `(..., rows, columns)` as `uint8` goes with `x.weight_scale_inv` or
     `x.weight_scale`: one number, one for each row, each group of a row's columns or each block.
     Single experts are left lazy: they are computed when they are stacked. `tensors` are the same on
-    disk, and `config` has the size of a block. Refuses scales that have no matrix, or do not fit it.
+    disk, and `config` has the size of a block. Refuses scales without a matrix that they fit.
     """
     block = _block(config)
     for name, matrix in [(name, matrix_of(name)) for name in weights]:

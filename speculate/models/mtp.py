@@ -70,9 +70,6 @@ class TrunkBinding:
 
     Modules are looked up at every use, so the head always embeds and projects with the target's
     present matrices, tied or not, however they are quantised.
-
-    Raises:
-        UnsupportedModelError: No head is known for this family.
     """
 
     def __init__(self, stock: StockModel) -> None:

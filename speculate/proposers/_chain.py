@@ -8,7 +8,13 @@ from typing import Final, final
 import mlx.core as mx
 
 from speculate._mx import arrays_of
-from speculate.protocols import Draft, DraftSampler, DraftToken, Rollbackable
+from speculate.protocols import (
+    Draft,
+    DraftSampler,
+    DraftToken,
+    Rollbackable,
+    SupportsFingerprint,
+)
 
 PROMPT_TOKENS: Final = 64
 """A commit of at least this many tokens is part of a prompt, and is fed at once."""
@@ -18,9 +24,6 @@ MAX_BACKLOG: Final = 1024
 
 More would delay the next draft, and keep more hidden states in memory.
 """
-
-FLUSH_CHUNK: Final = 2048
-"""Most tokens of the backlog to feed with one forward."""
 
 MAX_SHARED_BACKLOG: Final = 12
 """Most tokens of the backlog that share a forward with the first step of a draft.
@@ -41,10 +44,6 @@ class Backlog(list[int]):
         """All tokens, `(n,)` uint32."""
         return mx.array(self, dtype=mx.uint32)
 
-    def split(self) -> tuple[Backlog, Backlog]:
-        """The first tokens, as many as one forward takes, and the others."""
-        return Backlog(self[:FLUSH_CHUNK]), Backlog(self[FLUSH_CHUNK:])
-
     def before(self, token: mx.array) -> mx.array:
         """All tokens followed by `token` `(1,)`."""
         return mx.concatenate([self.tokens(), token]) if self else token
@@ -56,6 +55,11 @@ class Backlog(list[int]):
     def own_batch(self) -> int:
         """Tokens to feed in a batch of their own before a draft; see `SupportsBacklog.backlog`."""
         return len(self) if len(self) > MAX_SHARED_BACKLOG else 0
+
+
+def fingerprint_of(part: object) -> str:
+    """The fingerprint of a model or a head; an empty string if it has none."""
+    return part.fingerprint if isinstance(part, SupportsFingerprint) else ""
 
 
 def draft_chain(

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast, final
+from typing import Final, cast, final
 
 import mlx.core as mx
 
 from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup, required_group
 from speculate.errors import CannotRewindError, OptionError, VocabularyMismatchError
-from speculate.proposers._chain import Backlog, draft_chain
-from speculate.protocols import (
-    Commit,
-    Draft,
-    DraftSampler,
-    Rollbackable,
-    SpeculativeModel,
-    SupportsFingerprint,
-)
+from speculate.proposers._chain import Backlog, draft_chain, fingerprint_of
+from speculate.protocols import Commit, Draft, DraftSampler, Rollbackable, SpeculativeModel
 from speculate.validation import refuse, validated_text
+
+FLUSH_CHUNK: Final = 2048
+"""Most tokens of the backlog to feed with one forward."""
 
 
 def check_vocabularies(target: SpeculativeModel, draft: SpeculativeModel) -> None:
@@ -123,8 +119,7 @@ class DraftModel:
 
     @property
     def fingerprint(self) -> str:
-        """The draft model's fingerprint, or an empty string; see `SupportsFingerprint`."""
-        return self._draft.fingerprint if isinstance(self._draft, SupportsFingerprint) else ""
+        return fingerprint_of(self._draft)
 
     def attach(self, target: SpeculativeModel, /) -> None:
         if target is not self._target:
@@ -230,10 +225,11 @@ class DraftModel:
         """Feed the backlog without recording, because committed tokens are not rolled back."""
         while self._backlog:
             held, backlog = self._held(), self._backlog
-            first, self._backlog = backlog.split()
+            self._backlog = Backlog(backlog[FLUSH_CHUNK:])
             self._group.stop()
             try:
-                self._draft.forward(first.tokens()[None], self._cache)
+                first = Backlog(backlog[:FLUSH_CHUNK]).tokens()
+                self._draft.forward(first[None], self._cache)
             except BaseException:
                 if self._held() == held:
                     self._backlog = backlog

@@ -194,9 +194,7 @@ class PromptLookup:
         """Does nothing: it drafts for any model."""
 
     def begin(self, position: int, history: Sequence[int] = (), /) -> None:
-        self._scorer.reset()
         self._index = NGramIndex(*self._ngrams, self._window)
-        self._copy_run = CopyRun()
         self._skipped = position - len(history)
         self._last_token: int | None = None
         self._index_prompt(history)

@@ -124,10 +124,7 @@ def convert(
 
     The other files are those that `mlx_lm.convert` writes, except for `config.json` if the head is
     quantised differently from the trunk. The trunk comes from `load_trunk(source, lazy=True)` with
-    its config, and cannot be used afterwards.
-
-    Raises:
-        CheckpointError: mlx-lm cannot convert it with these options.
+    its config, and cannot be used afterwards. Refuses options that mlx-lm cannot convert with.
     """
     module = cast(Module, stock)
     dtype = _dtype(conversion, config)

@@ -99,8 +99,7 @@ def run_steps(
 ) -> tuple[mx.array, list[mx.array]]:
     """Run the tokens one by one, with the operations of mlx-lm's loop.
 
-    Returns:
-        The output `(1, T, value heads, value width)`, and the state after each token.
+    Returns the output `(1, T, value heads, value width)`, and the state after each token.
     """
     q, k, v = inputs.split(layer)
     shared = layer.num_v_heads // layer.num_k_heads
@@ -155,8 +154,7 @@ def run_fused(
 ) -> tuple[mx.array, mx.array]:
     """Run all tokens in one call of mlx-lm's recurrence, by its kernel if it may.
 
-    Returns:
-        The output `(1, T, value heads, value width)`, and the last state.
+    Returns the output `(1, T, value heads, value width)`, and the last state.
     """
     gates = inputs.a, inputs.b, layer.A_log, layer.dt_bias
     use_kernel = kernel and not layer.training

@@ -69,11 +69,7 @@ def supported() -> list[str]:
 
 
 def adapter_for(stock: StockModel) -> AdapterFactory:
-    """Find the adapter of a model, unless it is one; see `factory_for`.
-
-    Raises:
-        UnsupportedModelError: No adapter is registered for it, or more than one.
-    """
+    """Find the adapter of a model, unless it is one; see `factory_for`."""
     if isinstance(stock, StockAdapter):
         raise UnsupportedModelError("this model is adapted already: use it as it is")
     return factory_for(type(stock))

@@ -8,13 +8,7 @@ from typing import Final, final
 import mlx.core as mx
 
 from speculate._mx import arrays_of
-from speculate.protocols import (
-    Draft,
-    DraftSampler,
-    DraftToken,
-    Rollbackable,
-    SupportsFingerprint,
-)
+from speculate.protocols import Draft, DraftSampler, DraftToken, Rollbackable, SupportsFingerprint
 
 PROMPT_TOKENS: Final = 64
 """A commit of at least this many tokens is part of a prompt, and is fed at once."""

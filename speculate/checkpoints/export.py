@@ -24,8 +24,7 @@ from speculate.checkpoints.names import DENSE
 from speculate.checkpoints.quantization import Quantization
 from speculate.errors import CheckpointError
 
-Args = qwen3_5.TextModelArgs | qwen3_next.ModelArgs
-"""The arguments of a text model that may have a head."""
+_Args = qwen3_5.TextModelArgs | qwen3_next.ModelArgs
 
 
 def write_head_checkpoint(folder: Path, head: HeadTensors, config: Mapping[str, object]) -> None:
@@ -82,7 +81,7 @@ def _text_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
     return text
 
 
-def _args(folder: Path, text: dict[str, object]) -> Args:
+def _args(folder: Path, text: dict[str, object]) -> _Args:
     """Return a text model's arguments as mlx-lm reads them, with defaults filled in."""
     if "hidden_size" not in text:
         raise CheckpointError(
@@ -91,14 +90,14 @@ def _args(folder: Path, text: dict[str, object]) -> Args:
         )
     try:
         if text.get("model_type") == "qwen3_next":
-            return cast(Args, qwen3_next.ModelArgs.from_dict(text))
-        return cast(Args, qwen3_5.TextModelArgs.from_dict(text))
+            return cast(_Args, qwen3_next.ModelArgs.from_dict(text))
+        return cast(_Args, qwen3_5.TextModelArgs.from_dict(text))
     except (TypeError, ValueError, AttributeError) as error:
         problem = f"{folder}: config.json: describes no model with a head: {error}"
         raise CheckpointError(problem) from error
 
 
-def _rope(args: Args) -> dict[str, object]:
+def _rope(args: _Args) -> dict[str, object]:
     rotated = int((args.head_dim or 0) * args.partial_rotary_factor)
     return {
         "type": "default",

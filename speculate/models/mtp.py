@@ -34,6 +34,20 @@ MakeLayer = Callable[[LayerArgs, int], Attention]
 """A stock layer class: arguments, and the layer's index, which decides its kind of attention."""
 
 
+class HeadModule(Protocol):
+    """The modules that are a head's own."""
+
+    @property
+    def layers(self) -> Sequence[object]: ...
+    def __call__(
+        self, embedded: mx.array, hidden: mx.array, cache: Sequence[object], /
+    ) -> tuple[mx.array, mx.array]:
+        """Return the last layer's output before and after the final norm, `(1, T, width)` each.
+
+        `hidden` `(1, T, width)` is that of the tokens one position before those of `embedded`.
+        """
+
+
 @final
 class _MTPModule(Module):
     """A head: `fc` over two normed inputs, stock decoder layers, a final norm.
@@ -52,10 +66,6 @@ class _MTPModule(Module):
     def __call__(
         self, embedded: mx.array, hidden: mx.array, cache: Sequence[object]
     ) -> tuple[mx.array, mx.array]:
-        """Return the last layer's output before and after the final norm, `(1, T, width)` each.
-
-        `hidden` `(1, T, width)` belongs to the tokens one position before those of `embedded`.
-        """
         pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         x: mx.array = self.fc(mx.concatenate(pair, axis=-1))
         mask: mx.array | str | None = create_attention_mask(x, cache[0])
@@ -132,7 +142,7 @@ def build_head(stock: StockModel, tensors: HeadWeights, *, feed: Feed = "post_no
 class QwenMTPHead:
     """Drafts with a decoder layer or a few on the trunk's last hidden state; see `build_head`."""
 
-    def __init__(self, trunk: TrunkBinding, module: _MTPModule, feed: Feed = "post_norm") -> None:
+    def __init__(self, trunk: TrunkBinding, module: HeadModule, feed: Feed = "post_norm") -> None:
         validated_choice("feed", feed, FEEDS)
         self._trunk = trunk
         self._module = module

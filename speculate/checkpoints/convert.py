@@ -38,9 +38,6 @@ HEAD_FILE: Final = "mtp.safetensors"
 PREFIX: Final = "mtp."
 """The head's file, which mlx-lm ignores: it loads `model*.safetensors`; and the names' prefix."""
 
-COPIED: Final = ("*.py", "generation_config.json", "config.*.json")
-"""Files copied: those of mlx-lm, and configs that `configuration_files` of `config.json` names."""
-
 DEFAULTS: Final = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
 """Group size and bits of each mode, as in mlx-lm."""
 
@@ -90,12 +87,6 @@ def dequantize_head(
     return attrs.evolve(head, weights=weights, quantization=kept)
 
 
-def cast_head(head: HeadTensors, dtype: mx.Dtype) -> HeadTensors:
-    """Cast a head's floating-point tensors to another dtype."""
-    cast_one = _casting(dtype, lambda name: not name.endswith(".global_scale"))
-    return attrs.evolve(head, weights={n: cast_one(n, a) for n, a in head.weights.items()})
-
-
 @attrs.frozen
 class Conversion:
     """Options of a conversion, as those of `mlx_lm.convert`.
@@ -133,10 +124,7 @@ def convert(
 
     The other files are those that `mlx_lm.convert` writes, except for `config.json` if the head is
     quantised differently from the trunk. The trunk comes from `load_trunk(source, lazy=True)` with
-    its config, and cannot be used afterwards.
-
-    Raises:
-        CheckpointError: mlx-lm cannot convert it with these options.
+    its config, and cannot be used afterwards. Refuses options that mlx-lm cannot convert with.
     """
     module = cast(Module, stock)
     dtype = _dtype(conversion, config)
@@ -144,7 +132,9 @@ def convert(
     if dtype is not None:
         may: Callable[[str], bool] = getattr(module, "cast_predicate", lambda _: True)
         module.update(tree_map_with_path(_casting(dtype, may), module.parameters()))
-        head = cast_head(head, dtype)
+        cast_one = _casting(dtype, lambda name: not name.endswith(".global_scale"))
+        weights = {name: cast_one(name, array) for name, array in head.weights.items()}
+        head = attrs.evolve(head, weights=weights)
     try:
         if conversion.quantize:
             group, bits = DEFAULTS[conversion.mode]
@@ -169,7 +159,8 @@ def _save(folder: Path, source: Path, module: Module, config: dict[str, object])
     sees = "vision_tower" in cast(Mapping[str, object], getattr(module, "model", {}))
     save_model(folder, module, donate_model=True)
     tokenizer.save_pretrained(folder)
-    for pattern in COPIED:
+    # As mlx-lm, and configs that `configuration_files` of config.json names.
+    for pattern in ("*.py", "generation_config.json", "config.*.json"):
         for path in source.glob(pattern):
             shutil.copy(path, folder)
     create_model_card(folder, None)

@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Final, cast
+from typing import cast
 
 import attrs
 import mlx.core as mx
@@ -24,17 +24,7 @@ from speculate.checkpoints.names import DENSE
 from speculate.checkpoints.quantization import Quantization
 from speculate.errors import CheckpointError
 
-TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
-"""Files of a tokenizer that are copied with a head."""
-
-_NOT_TEXT_KEYS: Final = frozenset(
-    {"architectures", "auto_map", "text_config", "vision_config", "transformers_version"}
-    | {"quantization", "quantization_config", "mlx_lm_version"}
-)
-"""Keys of a config that do not describe its text model."""
-
-Args = qwen3_5.TextModelArgs | qwen3_next.ModelArgs
-"""The arguments of a text model that may have a head."""
+_Args = qwen3_5.TextModelArgs | qwen3_next.ModelArgs
 
 
 def write_head_checkpoint(folder: Path, head: HeadTensors, config: Mapping[str, object]) -> None:
@@ -50,17 +40,13 @@ def save(path: Path, weights: Mapping[str, mx.array]) -> None:
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy the tokenizer files that exist, as published head checkpoints have them."""
-    for name in TOKENIZER_FILES:
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json"):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
 
 
 def head_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
-    """Return the config of a head checkpoint.
-
-    Raises:
-        CheckpointError: The config that came with the head describes no model with such a head.
-    """
+    """Return the config of a head checkpoint. Refuses one that describes no such model."""
     text = _text_config(files, head)
     return {
         "model_type": "qwen3_5_mtp",
@@ -79,8 +65,10 @@ def packing_entry(packing: Quantization) -> dict[str, object]:
 
 def _text_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
     source = section(files.config, "text_config") or files.config
+    not_text = {"architectures", "auto_map", "text_config", "vision_config", "transformers_version"}
+    not_text |= {"quantization", "quantization_config", "mlx_lm_version"}
     # What reads a config may also write into it.
-    text = deepcopy({key: value for key, value in source.items() if key not in _NOT_TEXT_KEYS})
+    text = deepcopy({key: value for key, value in source.items() if key not in not_text})
     args = _args(files.folder, deepcopy(text))
     defaults = {key: value for key, value in asdict(args).items() if key != "rope_scaling"}
     text = {**defaults, **text, "rope_parameters": _rope(args), DEDICATED: False}
@@ -93,7 +81,7 @@ def _text_config(files: HeadFiles, head: HeadTensors) -> dict[str, object]:
     return text
 
 
-def _args(folder: Path, text: dict[str, object]) -> Args:
+def _args(folder: Path, text: dict[str, object]) -> _Args:
     """Return a text model's arguments as mlx-lm reads them, with defaults filled in."""
     if "hidden_size" not in text:
         raise CheckpointError(
@@ -102,14 +90,14 @@ def _args(folder: Path, text: dict[str, object]) -> Args:
         )
     try:
         if text.get("model_type") == "qwen3_next":
-            return cast(Args, qwen3_next.ModelArgs.from_dict(text))
-        return cast(Args, qwen3_5.TextModelArgs.from_dict(text))
+            return cast(_Args, qwen3_next.ModelArgs.from_dict(text))
+        return cast(_Args, qwen3_5.TextModelArgs.from_dict(text))
     except (TypeError, ValueError, AttributeError) as error:
         problem = f"{folder}: config.json: describes no model with a head: {error}"
         raise CheckpointError(problem) from error
 
 
-def _rope(args: Args) -> dict[str, object]:
+def _rope(args: _Args) -> dict[str, object]:
     rotated = int((args.head_dim or 0) * args.partial_rotary_factor)
     return {
         "type": "default",
@@ -138,10 +126,7 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Until then it is in a hidden folder next to `target`, which stays unchanged. A process that is
     killed leaves that hidden folder, and nothing else. With `replace`, an existing model folder
-    gives way.
-
-    Raises:
-        CheckpointError: `target` exists and may not be replaced, or the folder cannot be made.
+    gives way; without it, one is refused.
     """
     check_free(target, replace=replace)
     try:

@@ -23,9 +23,8 @@ from speculate.errors import CheckpointError, SpeculateError, SpeculateWarning
 JSON_LIMIT: Final = 64 * 2**20
 """Longest index or config that is read, in bytes."""
 
-LAYER_LIMIT: Final = 1024
 FILE_LIMIT: Final = 10_000
-"""Most layers of a config, and most files that an index may list."""
+"""Most files that an index may list."""
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 """End of the name of an index file."""
@@ -40,7 +39,6 @@ class FolderScan:
     """The contents of a checkpoint's folder, without the tensors' data.
 
     Attributes:
-        folder: The folder.
         tensors: Tensors by name. If two files hold a name, the one that the index lists.
         files: Every file whose header was read.
         listed: The index: tensor -> file. A file may be absent.
@@ -57,11 +55,7 @@ class FolderScan:
 
 
 def scan_folder(path: Path) -> FolderScan:
-    """Read the headers of a folder's safetensors files, or of one file.
-
-    Raises:
-        CheckpointError: A file is damaged, or the index points out of the folder.
-    """
+    """Read the headers of a folder's safetensors files, or of one file. Refuses damaged ones."""
     places: dict[str, Path] = {}
     if os.path.isdir(path):
         folder, places = path, listed(path)
@@ -89,8 +83,7 @@ def scan_folder(path: Path) -> FolderScan:
 def listed(folder: Path) -> dict[str, Path]:
     """Return the index of a folder: tensor -> file. Empty if there is no index.
 
-    Raises:
-        CheckpointError: The index is broken, or points out of the folder.
+    Refuses an index that is broken, or points out of the folder.
     """
     found: dict[str, Path] = {}
     for index in visible_files(folder, INDEX_SUFFIX):
@@ -115,11 +108,7 @@ def visible_files(folder: Path, suffix: str) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object. If a key is repeated the last value counts, as in mlx-lm.
-
-    Raises:
-        CheckpointError: The file is no JSON object, or longer than `JSON_LIMIT`.
-    """
+    """Read a JSON object of up to `JSON_LIMIT` bytes. Of a repeated key, the last value counts."""
     if file_size(path) > JSON_LIMIT:
         raise CheckpointError(f"{path}: is longer than {JSON_LIMIT} bytes")
     twice: list[str] = []
@@ -149,7 +138,7 @@ def check_layers(config: Mapping[str, object], folder: Path) -> None:
     """Refuse an absurd number of layers: a model without weights allocates memory for each."""
     for level in (config, section(config, "text_config")):
         for key, value in level.items():
-            if "layer" in key and isinstance(value, int) and value > LAYER_LIMIT:
+            if "layer" in key and isinstance(value, int) and value > 1024:
                 raise CheckpointError(f"{folder}/config.json: {key} is {value}, which cannot be")
 
 

@@ -12,28 +12,13 @@ from typing import Final
 import attrs
 import mlx.core as mx
 
+from speculate.checkpoints import names
 from speculate.checkpoints.folder import (
     INDEX_SUFFIX,
     FolderScan,
     scan_folder,
     setting,
     visible_files,
-)
-from speculate.checkpoints.names import (
-    DENSE,
-    PREFIXES,
-    are_bare,
-    count_layers,
-    is_known,
-    is_single,
-    layouts,
-    norms,
-    of_head,
-    rank,
-    required,
-    split_fused,
-    stack_singles,
-    strip_prefix,
 )
 from speculate.checkpoints.norms import Convention, NormDecision, decide, shift
 from speculate.checkpoints.quantization import (
@@ -59,8 +44,7 @@ from speculate.errors import CheckpointError, HeadNotFoundError, StaleIndexError
 _logger = logging.getLogger(__name__)
 
 DEDICATED: Final = "mtp_use_dedicated_embeddings"
-EMBEDDINGS: Final = ("embed_tokens.", "lm_head.", "shared_head.")
-"""How a config and the names of tensors say that a head has embeddings of its own."""
+"""The entry of a config that says that a head has embeddings of its own."""
 
 
 @attrs.frozen
@@ -106,7 +90,7 @@ def find_head(path: Path) -> HeadFiles:
         raise CheckpointError(f"{path}: holds more than one head: {kinds}. Name the file of one")
     prefix, tensors = candidates.popitem()
     for name, (one, other) in found.clashes.items():
-        if name.startswith(prefix) if prefix else strip_prefix(name) is None:
+        if name.startswith(prefix) if prefix else names.strip_prefix(name) is None:
             raise CheckpointError(
                 f"{found.folder}: both {one.name} and {other.name} hold {name}, and no index "
                 "says which one counts. Name the file of the head"
@@ -134,13 +118,13 @@ def _candidates(found: FolderScan) -> dict[str, dict[str, TensorEntry]]:
     heads: dict[str, dict[str, TensorEntry]] = defaultdict(dict)
     by_file: dict[Path, dict[str, TensorEntry]] = defaultdict(dict)
     for name, tensor in found.tensors.items():
-        split = strip_prefix(name)
+        split = names.strip_prefix(name)
         if split is None:
             by_file[tensor.path][name] = tensor
         else:
             heads[split[0]][split[1]] = tensor
     for tensors in by_file.values():
-        if are_bare(tensors):
+        if names.are_bare(tensors):
             heads[""].update(tensors)
     return dict(heads)
 
@@ -151,8 +135,8 @@ def _check_listed(found: FolderScan, *, partly_there: bool) -> None:
     for name, file in found.listed.items():
         if name not in found.tensors:
             absent[file].append(name)
-    for file, names in absent.items():
-        if not (lost := of_head(names)):
+    for file, listed in absent.items():
+        if not (lost := names.of_head(listed)):
             continue
         state = "does not hold it" if os.path.exists(file) else "is missing"
         index = ", ".join(map(str, visible_files(found.folder, INDEX_SUFFIX)))
@@ -170,7 +154,7 @@ def _check_listed(found: FolderScan, *, partly_there: bool) -> None:
 
 
 def _not_found(path: Path, found: FolderScan) -> str:
-    looked = ", ".join(f"{prefix}*" for prefix in PREFIXES)
+    looked = ", ".join(f"{prefix}*" for prefix in names.PREFIXES)
     read = ", ".join(file.name for file in found.files) or "no .safetensors file"
     text = (
         f"{path}: no multi-token-prediction head. Looked for tensors named {looked}, and for "
@@ -247,7 +231,7 @@ def read_head(
         # Quoted: a name may contain terminal control characters.
         quoted = ", ".join(map(repr, on_disk))
         _logger.warning("%s: no part of a head, left out: %s", files.folder, quoted)
-    experts = tuple(layouts(files.tensors))
+    experts = tuple(names.layouts(files.tensors))
     return HeadTensors(weights, quantization, decisions, experts, on_disk)
 
 
@@ -259,7 +243,8 @@ def _place(files: HeadFiles) -> Path:
 
 def _known(files: HeadFiles) -> dict[str, TensorEntry]:
     """Return the tensors that belong to a head in any layout; scales belong with their matrix."""
-    return {name: t for name, t in files.tensors.items() if is_known(matrix_of(name) or name)}
+    found = files.tensors.items()
+    return {name: tensor for name, tensor in found if names.is_known(matrix_of(name) or name)}
 
 
 def _read(files: HeadFiles, wanted: Entries, done: Callable[[int], None]) -> dict[str, mx.array]:
@@ -267,7 +252,7 @@ def _read(files: HeadFiles, wanted: Entries, done: Callable[[int], None]) -> dic
     weights = open_tensors(wanted)
     for name, tensor in wanted.items():
         # Single experts are read one by one when they are stacked.
-        if not is_single(matrix_of(name) or name):
+        if not names.is_single(matrix_of(name) or name):
             with naming(tensor.path):
                 mx.eval(weights[name])
             done(tensor.size)
@@ -275,15 +260,16 @@ def _read(files: HeadFiles, wanted: Entries, done: Callable[[int], None]) -> dic
         norm = weights.get("pre_fc_norm_hidden.weight")
         dtype = mx.bfloat16 if norm is None else norm.dtype
         unpack_scaled(weights, files.tensors, files.config, dtype)
-        split_fused(weights)
-        stack_singles(weights, done)
+        names.split_fused(weights)
+        names.stack_singles(weights, done)
     return weights
 
 
 def _refuse_embeddings(files: HeadFiles) -> None:
     """Refuse a head with embeddings of its own: it shares the trunk's here."""
     flag = setting(files.config, DEDICATED)
-    own = [name for name in files.tensors if name.startswith(EMBEDDINGS)]
+    places = ("embed_tokens.", "lm_head.", "shared_head.")
+    own = [name for name in files.tensors if name.startswith(places)]
     if flag is False or not (own or flag):
         return
     what = f"{files.prefix}{own[0]}" if own else f"config.json: {DEDICATED}"
@@ -294,10 +280,10 @@ def _refuse_embeddings(files: HeadFiles) -> None:
 
 def _check_whole(files: HeadFiles, weights: Mapping[str, mx.array], unknown: Sequence[str]) -> None:
     for name, weight in weights.items():
-        if weight.ndim != rank(name):
+        if weight.ndim != (rank := names.rank(name)):
             text = f"{files.folder}: {files.prefix}{name} has shape {weight.shape}"
-            raise CheckpointError(f"{text}, and needs {rank(name)} axes")
-    needed = required(layouts(files.tensors) or [DENSE])
+            raise CheckpointError(f"{text}, and needs {rank} axes")
+    needed = names.required(names.layouts(files.tensors) or [names.DENSE])
     if missing := [name for name in needed if name not in weights]:
         first, *others = missing
         text = f"{files.folder}: holds only a part of a head: {files.prefix}{first} is missing"
@@ -358,13 +344,13 @@ def summarize_head(files: HeadFiles) -> HeadSummary:
     known = _known(files)
     weights = open_tensors({name: t for name, t in known.items() if matrix_of(name) is None})
     partial = f"{files.folder}: holds only a part of a head"
-    for name in norms(max(count_layers(weights), 1)):
+    for name in names.norms(max(names.count_layers(weights), 1)):
         if name not in weights:
             raise CheckpointError(f"{partial}: {files.prefix}{name} is missing")
     decisions = decide(weights, files.trunk_is_raw)
     try:
         with naming(_place(files)):
-            split_fused(weights)
+            names.split_fused(weights)
             packings = quantizations(weights)
     except (KeyError, IndexError) as error:
         raise CheckpointError(f"{partial}: {error}") from error
@@ -375,7 +361,7 @@ def summarize_head(files: HeadFiles) -> HeadSummary:
         files=tuple(sorted({tensor.path.name for tensor in files.tensors.values()})),
         tensors=len(files.tensors),
         size_bytes=sum(tensor.size for tensor in files.tensors.values()),
-        experts=tuple(layouts(files.tensors)),
+        experts=tuple(names.layouts(files.tensors)),
         packings=tuple(Counter(packings.values()).most_common()),
         plain=dict(Counter(str(dtype).rpartition(".")[2] for dtype in plain)),
         blocks=len(blocks),

@@ -20,9 +20,6 @@ from speculate.validation import refuse
 
 _logger = logging.getLogger(__name__)
 
-REPOSITORY: Final = re.compile(r"[\w][\w.-]*/[\w.-]+")
-"""Name of a hub repository: `owner/name`."""
-
 HEAD_PATTERN: Final = "*mtp*.safetensors"
 """Name of a head's own file: `mtp.safetensors`, `model-mtp.safetensors`, ..."""
 
@@ -46,10 +43,8 @@ def resolve_checkpoint(
 ) -> Path:
     """Return a path that exists: the given one, or the folder of a downloaded hub repository.
 
-    Args:
-        path_or_repo: A path, or a repository as `owner/name`.
-        revision: A branch, a tag or a commit of the repository.
-        head_only: Download only the files that hold the head.
+    `revision` is a branch, a tag or a commit of the repository `owner/name`. With `head_only`, only
+    the files that hold its head are downloaded.
 
     Raises:
         OptionError: `path_or_repo` is neither a path nor a name.
@@ -63,7 +58,7 @@ def resolve_checkpoint(
             return path
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    if isinstance(path_or_repo, Path) or not REPOSITORY.fullmatch(path_or_repo):
+    if isinstance(path_or_repo, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_repo):
         raise CheckpointError(
             f"{path}: there is no such folder. Give a model's folder, or a hub repository as "
             "owner/name"
@@ -77,9 +72,6 @@ def download(repository: str, revision: str | None = None) -> Path:
     Returns:
         The folder. Without a connection it may lack the head's files, if everything that mlx-lm
         needs is there.
-
-    Raises:
-        CheckpointError: The download failed. Says why, and what to do.
     """
     patterns = [*DEFAULT_ALLOW_PATTERNS, HEAD_PATTERN]
     try:
@@ -96,11 +88,7 @@ def download(repository: str, revision: str | None = None) -> Path:
 
 
 def download_head(repository: str, revision: str | None = None) -> Path:
-    """Download only those files of a model, or of a head on its own, that hold the head.
-
-    Raises:
-        CheckpointError: The download failed. Says why, and what to do.
-    """
+    """Download only those files of a model, or of a head on its own, that hold the head."""
     described = ["config.json", f"*{INDEX_SUFFIX}"]
     folder = _fetch(repository, revision, described)
     files = _listed(folder)
@@ -120,6 +108,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _fetch(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
+    """Download what matches, or say why it failed, and what to do."""
     try:
         return Path(_download(repository, revision=revision, allow_patterns=list(patterns)))
     except Exception as error:

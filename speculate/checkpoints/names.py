@@ -151,10 +151,8 @@ def stack_singles(weights: dict[str, mx.array], done: Callable[[int], None]) -> 
     """Stack single experts as `mlp.switch_mlp.{gate,up,down}_proj`, `(experts, out, in)`, in place.
 
     Experts are copied into their stack and freed one by one, so that experts read lazily never
-    need memory of their own. `done` is called with the bytes of each. Synchronises.
-
-    Raises:
-        CheckpointError: An expert is missing, or its shape differs from the others'. Names it.
+    need memory of their own. `done` is called with the bytes of each. Synchronises. Refuses, by
+    name, an expert that is missing, or whose shape differs from the others'.
     """
     groups: _Groups = defaultdict(dict)
     for name in weights:

@@ -41,10 +41,6 @@ SURE_ATTENTION: Final = (0.45, 1.5)
 """Norms around attention and MLP, and those of queries and keys: a mean below the first is raw,
 above the second gains. In between, other norms decide."""
 
-SMALLEST_FINAL: Final = 0.5
-SMALLEST_RAW_FINAL: Final = 1.1
-"""Final norm: a mean below the first is raw, and one below the second is not."""
-
 
 @attrs.frozen
 class NormDecision:
@@ -146,8 +142,8 @@ def _by_size(mean: float, limits: tuple[float, float]) -> Convention | None:
 
 
 def _final(mean: float, outer: _Decision, trunk_is_raw: bool | None) -> _Decision:
-    if mean < SMALLEST_FINAL:
+    if mean < 0.5:
         return _Decision("raw", "smaller than gains of a final norm are")
-    if mean < SMALLEST_RAW_FINAL and not trunk_is_raw:
+    if mean < 1.1 and not trunk_is_raw:
         return _Decision("gains", "smaller than a raw final norm is")
     return _Decision(outer.convention, "large in either convention; as the norms before fc")

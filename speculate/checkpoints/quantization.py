@@ -13,18 +13,6 @@ from speculate.checkpoints.names import is_known, is_single
 from speculate.checkpoints.safetensors import SUPPORTED, Entries
 from speculate.errors import CheckpointError
 
-SUFFIXES: Final = ("_scale_inv", "_scale")
-NOT_MATRIX: Final = (".bias", "scales", "biases", "global_scale")
-"""Suffixes of a matrix's name that name its scales, factors in either case; and ends of names that
-are not a matrix's."""
-
-DEFAULT_BLOCK: Final = (128, 128)
-"""Rows and columns of a block, if the config does not say."""
-
-EXPONENT_BIAS: Final = 127
-EXPONENT_GROUP: Final = 32
-"""Scales stored as exponents: their bias, and the columns that share one in scales row by row."""
-
 AFFINE_BITS: Final = (1, 2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS: Final = (32, 64, 128)
 MODES: Final = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
@@ -34,28 +22,24 @@ scales are bytes."""
 
 def matrix_of(name: str) -> str | None:
     """Return the matrix that a tensor scales, by its name; `None` if it is no scale."""
-    for suffix in SUFFIXES:
+    other_parts = (".bias", "scales", "biases", "global_scale")
+    # With either suffix, the scales are factors.
+    for suffix in ("_scale_inv", "_scale"):
         matrix = name.removesuffix(suffix)
-        if matrix != name and is_known(matrix) and not matrix.endswith(NOT_MATRIX):
+        if matrix != name and is_known(matrix) and not matrix.endswith(other_parts):
             return matrix
     return None
 
 
 def unpack_scaled(
-    weights: dict[str, mx.array],
-    tensors: Entries,
-    config: Mapping[str, object],
-    dtype: mx.Dtype,
+    weights: dict[str, mx.array], tensors: Entries, config: Mapping[str, object], dtype: mx.Dtype
 ) -> None:
     """Multiply every matrix of 8-bit floats with its scales, in place. Synchronises.
 
     `x.weight` `(..., rows, columns)` as `uint8` goes with `x.weight_scale_inv` or
     `x.weight_scale`: one number, one for each row, each group of a row's columns or each block.
     Single experts are left lazy: they are computed when they are stacked. `tensors` are the same on
-    disk, and `config` has the size of a block.
-
-    Raises:
-        CheckpointError: Scales have no matrix, or a shape or dtype that does not fit it.
+    disk, and `config` has the size of a block. Refuses scales without a matrix that they fit.
     """
     block = _block(config)
     for name, matrix in [(name, matrix_of(name)) for name in weights]:
@@ -72,7 +56,8 @@ def unpack_scaled(
             grid, tile = fitting
             factors = grid.astype(mx.float32)
             if scales.dtype == mx.uint8:
-                factors = mx.power(2.0, factors - EXPONENT_BIAS)
+                # Exponents, with a bias of 127.
+                factors = mx.power(2.0, factors - 127)
             weights[matrix] = _multiply(weight, factors, tile, dtype)
             if not is_single(matrix):
                 mx.eval(weights[matrix])
@@ -84,7 +69,7 @@ def _block(config: Mapping[str, object]) -> tuple[int, int]:
     found = section(config, "quantization_config").get("weight_block_size")
     if isinstance(found, list) and len(found) == 2 and all(type(n) is int for n in found):
         return max(1, found[0]), max(1, found[1])
-    return DEFAULT_BLOCK
+    return 128, 128
 
 
 def _grid(
@@ -107,7 +92,8 @@ def _grid(
         tile = min(block[0], rows), min(block[1], columns)
     elif (down, across) == (1, 1):
         tile = rows, columns
-    elif down == rows and (group == EXPONENT_GROUP or (group and scales.dtype != mx.uint8)):
+    elif down == rows and (group == 32 or (group and scales.dtype != mx.uint8)):
+        # 32 columns share an exponent; other factors are shared by any number.
         tile = 1, group
     else:
         return None
@@ -161,8 +147,7 @@ def stored_as(tensors: Entries, name: str) -> str:
 def quantizations(weights: Mapping[str, mx.array]) -> dict[str, Quantization]:
     """Infer how each module is quantised that has scales, from shapes and dtypes of a whole head.
 
-    Raises:
-        CheckpointError: A matrix has a quantisation that mlx does not have.
+    Refuses a quantisation that mlx does not have.
     """
     modules = [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]
     return {module: _quantization(weights, module) for module in modules}
@@ -211,11 +196,9 @@ def _quantization(weights: Mapping[str, mx.array], module: str) -> Quantization:
 
 def plain_matrices(weights: Mapping[str, mx.array], packings: Packings) -> list[str]:
     """Return the modules that could be quantised, and are not."""
-    return [
-        module
-        for module, dot, part in (name.rpartition(".") for name in weights)
-        if part == "weight" and weights[module + dot + part].ndim > 1 and module not in packings
-    ]
+    matrices = [name for name, tensor in weights.items() if tensor.ndim > 1]
+    modules = [name.removesuffix(".weight") for name in matrices if name.endswith(".weight")]
+    return [module for module in modules if module not in packings]
 
 
 def dequantize(
@@ -223,8 +206,7 @@ def dequantize(
 ) -> dict[str, mx.array]:
     """Return the tensors with the matrices of these modules dequantised to a dtype.
 
-    Raises:
-        CheckpointError: Each expert has a scale of its own, which only a GPU dequantises.
+    Refuses experts that have a scale each, which only a GPU dequantises.
     """
     plain = dict(weights)
     for module, packing in packings.items():

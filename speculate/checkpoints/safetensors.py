@@ -20,10 +20,6 @@ from speculate.errors import CheckpointError
 HEADER_LIMIT: Final = 8 * 2**20
 """Longest header that is read, in bytes: over 50,000 tensors in one file."""
 
-RANK_LIMIT: Final = 16
-DIMENSION_LIMIT: Final = 2**48
-"""Most axes of a tensor, and its largest dimension."""
-
 JSON_PARTS_LIMIT: Final = 2**20
 """Most keys, lists and objects in a JSON file; 262,144 tokens with their merges are 0.9 million."""
 
@@ -51,15 +47,10 @@ LOADABLE: Final = _BITS.keys() - {"F4", "F6_E2M3", "F6_E3M2", "F8_E5M2", "F64", 
 
 @attrs.frozen
 class TensorEntry:
-    """A tensor's entry in a header.
+    """A tensor in a file, by the file's header.
 
-    Attributes:
-        name: Name on disk.
-        dtype: Dtype on disk: `BF16`, `U32`, ...
-        shape: Its dimensions.
-        begin: Offset of its first byte from the end of the header.
-        end: Offset after its last byte.
-        path: The file.
+    `name`, `dtype` (`BF16`, `U32`, ...) and `shape` are those on disk. It takes the bytes from
+    `begin` up to `end`, counted from the end of the header.
     """
 
     name: str
@@ -82,8 +73,7 @@ Entries = Mapping[str, TensorEntry]
 def read_header(path: Path) -> tuple[TensorEntry, ...]:
     """Read a file's header: an entry for each tensor, in the order of their offsets.
 
-    Raises:
-        CheckpointError: It is no safetensors file, or its header does not fit its size.
+    Refuses what is no safetensors file, and a header that does not fit the file's size.
     """
     size = file_size(path)
     try:
@@ -114,13 +104,10 @@ def file_size(path: Path) -> int:
 def parse_json(
     path: Path, raw: bytes, repeated: Callable[[Sequence[str]], None]
 ) -> dict[str, object]:
-    """Parse a JSON object in UTF-8, of at most `JSON_PARTS_LIMIT` parts.
+    """Parse a JSON object in UTF-8, of at most `JSON_PARTS_LIMIT` parts. Refuses anything else.
 
     `repeated` is called with the repeated keys of each object, whose last values count, and may
     raise `ValueError` to refuse them.
-
-    Raises:
-        CheckpointError: It is none. Names the file.
     """
 
     def make(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
@@ -167,7 +154,7 @@ def _entry(path: Path, name: str, value: object) -> TensorEntry:
     dtype, shape, span = found.get("dtype"), _sizes(found, "shape"), _sizes(found, "data_offsets")
     if not isinstance(dtype, str) or shape is None or span is None or len(span) != 2:
         raise CheckpointError(f"{path}: tensor {name!r} is not described as safetensors requires")
-    if len(shape) > RANK_LIMIT or any(side > DIMENSION_LIMIT for side in shape):
+    if len(shape) > 16 or any(side > 2**48 for side in shape):
         raise CheckpointError(f"{path}: tensor {name!r} has an impossible shape")
     return TensorEntry(name, dtype, shape, span[0], span[1], path)
 
@@ -204,8 +191,7 @@ def _check_layout(path: Path, tensors: Sequence[TensorEntry], size: int) -> None
 def open_tensors(entries: Entries) -> dict[str, mx.array]:
     """Return lazy tensors: shapes and dtypes are known, data is read when it is first used.
 
-    Raises:
-        CheckpointError: A file changed since its header was read, or mlx lacks a dtype.
+    Refuses a file that changed since its header was read, and a dtype that mlx lacks.
     """
     by_file: dict[Path, set[TensorEntry]] = defaultdict(set)
     for entry in entries.values():

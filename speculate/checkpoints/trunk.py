@@ -29,8 +29,7 @@ class _Next(qwen3_next.Model):
     @override
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         trunk = {name: array for name, array in weights.items() if strip_prefix(name) is None}
-        kept: dict[str, mx.array] = qwen3_next.Model.sanitize(self, trunk)
-        return kept
+        return cast(dict[str, mx.array], qwen3_next.Model.sanitize(self, trunk))
 
 
 def load_trunk(

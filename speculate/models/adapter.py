@@ -90,17 +90,14 @@ class StockAdapter(ABC):
 
     @property
     def head(self) -> MTPHead | None:
-        """The multi-token-prediction head, if one is attached."""
         return self._head
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end a sequence."""
         return self._eos
 
     @property
     def vocabulary(self) -> Mapping[str, int] | None:
-        """Token strings and their ids; `None` if no tokenizer is known."""
         return self._vocabulary
 
     @property
@@ -127,17 +124,10 @@ class StockAdapter(ABC):
     def forward(
         self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
     ) -> Forward:
-        """Feed `tokens` to all layers; to none of them if it raises.
+        """Feed `tokens` to all layers; to none if it raises. See `SpeculativeModel.forward`.
 
-        Tokens to replay are fed first, and their rows are left out of the result.
-
-        Args:
-            tokens: `(1, T)` ids, `T >= 1`.
-            cache: From `make_cache`, or mlx-lm's own.
-            taps: Not supported yet.
-
-        Returns:
-            Logits `(1, T, vocabulary)` and hidden states `(1, T, width)`.
+        Tokens to replay are fed first, and their rows are left out of the result. `cache` is from
+        `make_cache`, or mlx-lm's own.
 
         Raises:
             OptionError: `tokens` is not one sequence of at least one token, `cache` has another
@@ -165,8 +155,7 @@ class StockAdapter(ABC):
                 self.forward_stock(replay, cache)
         with group.block(tokens) as fed:
             out = self.forward_stock(fed, cache)
-        extra = fed.shape[1] - tokens.shape[1]
-        return out.after(extra)
+        return out.after(fed.shape[1] - tokens.shape[1])
 
     def __call__(self, inputs: mx.array, cache: Sequence[object] | None = None) -> mx.array:
         """Return logits `(1, T, vocabulary)`, so that loops written for mlx-lm can call this."""

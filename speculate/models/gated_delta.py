@@ -13,7 +13,6 @@ import attrs
 import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.gated_delta import compute_g, gated_delta_ops, gated_delta_update, normalize_qk
-from typing_extensions import Protocol, override
 
 from speculate.backends.group import RECORD_WINDOW
 from speculate.models.stock import GatedDeltaLayer, StateSlots
@@ -81,31 +80,16 @@ class ResumePoint:
     replay: Inputs | None = None
 
 
-class BlockStates(Protocol):
-    """The recurrent states inside a block of `T` tokens, of which `m` are kept, `0 < m < T`.
-
-    Contract: both methods leave what `m` single steps would have left, bit for bit.
-    """
-
-    def after(self, m: int, /) -> mx.array:
-        """Return the state after the first `m` tokens."""
-
-    def resume(self, m: int, /) -> ResumePoint:
-        """Return where the next block resumes after them, as cheaply as possible."""
-
-
 @final
 @attrs.frozen(eq=False)
-class KeptStates(BlockStates):
+class KeptStates:
     """The states of a block by reference, one a token."""
 
     states: list[mx.array]
 
-    @override
     def after(self, m: int, /) -> mx.array:
         return self.states[m - 1]
 
-    @override
     def resume(self, m: int, /) -> ResumePoint:
         return ResumePoint(self.after(m))
 
@@ -115,8 +99,7 @@ def run_steps(
 ) -> tuple[mx.array, list[mx.array]]:
     """Run the tokens one by one, with the operations of mlx-lm's loop.
 
-    Returns:
-        The output `(1, T, value heads, value width)`, and the state after each token.
+    Returns the output `(1, T, value heads, value width)`, and the state after each token.
     """
     q, k, v = inputs.split(layer)
     shared = layer.num_v_heads // layer.num_k_heads
@@ -136,7 +119,7 @@ def run_steps(
 
 @final
 @attrs.frozen(eq=False)
-class FusedReplay(BlockStates):
+class FusedReplay:
     """The inputs of a run and its initial state, so that its first tokens can be run again.
 
     The first `fused` of the inputs are tokens of earlier blocks.
@@ -148,16 +131,22 @@ class FusedReplay(BlockStates):
     fused: int
     kernel: bool
 
-    @override
     def after(self, m: int, /) -> mx.array:
         inputs = self.inputs.first(self.fused + m)
         return run_fused(self.layer, inputs, self.before, kernel=self.kernel)[1]
 
-    @override
     def resume(self, m: int, /) -> ResumePoint:
         if self.fused + m > MAX_FUSED_TOKENS:
             return ResumePoint(self.after(m))
         return ResumePoint(self.before, self.inputs.first(self.fused + m))
+
+
+BlockStates = KeptStates | FusedReplay
+"""The recurrent states inside a block of `T` tokens, of which `m` are kept, `0 < m < T`.
+
+`after(m)` is the state after the first `m`; `resume(m)` says where the next block resumes, as
+cheaply as possible. Both leave what `m` single steps would have left, bit for bit.
+"""
 
 
 def run_fused(
@@ -165,8 +154,7 @@ def run_fused(
 ) -> tuple[mx.array, mx.array]:
     """Run all tokens in one call of mlx-lm's recurrence, by its kernel if it may.
 
-    Returns:
-        The output `(1, T, value heads, value width)`, and the last state.
+    Returns the output `(1, T, value heads, value width)`, and the last state.
     """
     gates = inputs.a, inputs.b, layer.A_log, layer.dt_bias
     use_kernel = kernel and not layer.training

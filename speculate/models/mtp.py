@@ -21,7 +21,7 @@ from speculate.backends.group import CacheGroup, group_of, join
 from speculate.backends.kv import RewindableKVCache
 from speculate.errors import HeadMismatchError, OptionError, UnsupportedModelError
 from speculate.models.adapter import project
-from speculate.models.stock import DecoderLayer, HeadTarget, LayerArgs
+from speculate.models.stock import Attention, HeadTarget, LayerArgs
 from speculate.protocols import Forward, MTPHead, Rollbackable, StockModel
 from speculate.validation import validated_choice
 
@@ -30,32 +30,21 @@ Feed = Literal["post_norm", "pre_norm"]
 
 FEEDS: Final[tuple[str, ...]] = get_args(Feed)
 
-MakeLayer = Callable[[LayerArgs, int], DecoderLayer]
+MakeLayer = Callable[[LayerArgs, int], Attention]
 """A stock layer class: arguments, and the layer's index, which decides its kind of attention."""
-
-PACKED_PARTS: Final = ("scales", "biases", "global_scale")
-"""Names of the tensors that go with a quantised matrix."""
 
 
 class HeadModule(Protocol):
     """The modules that are a head's own."""
 
     @property
-    def layers(self) -> Sequence[object]:
-        """Its decoder layers."""
-
+    def layers(self) -> Sequence[object]: ...
     def __call__(
         self, embedded: mx.array, hidden: mx.array, cache: Sequence[object], /
     ) -> tuple[mx.array, mx.array]:
-        """Run the head over `T` rows.
+        """Return the last layer's output before and after the final norm, `(1, T, width)` each.
 
-        Args:
-            embedded: `(1, T, width)`, embeddings of the tokens.
-            hidden: `(1, T, width)`, hidden states of the tokens one position before.
-            cache: One entry a layer; advanced by `T` rows.
-
-        Returns:
-            The last layer's output before and after the final norm, `(1, T, width)` each.
+        `hidden` `(1, T, width)` is that of the tokens one position before those of `embedded`.
         """
 
 
@@ -66,7 +55,7 @@ class _MTPModule(Module):
     Its parameters have the names on disk, without the prefix.
     """
 
-    def __init__(self, width: int, eps: float, layers: Sequence[DecoderLayer]) -> None:
+    def __init__(self, width: int, eps: float, layers: Sequence[Attention]) -> None:
         Module.__init__(self)
         self.pre_fc_norm_embedding = RMSNorm(width, eps=eps)
         self.pre_fc_norm_hidden = RMSNorm(width, eps=eps)
@@ -81,7 +70,7 @@ class _MTPModule(Module):
         x: mx.array = self.fc(mx.concatenate(pair, axis=-1))
         mask: mx.array | str | None = create_attention_mask(x, cache[0])
         for layer, layer_cache in zip(self.layers, cache, strict=True):
-            x = layer(x, mask=mask, cache=layer_cache)
+            x = layer(x, mask, layer_cache)
         return x, cast(mx.array, self.norm(x))
 
 
@@ -91,9 +80,6 @@ class TrunkBinding:
 
     Modules are looked up at every use, so the head always embeds and projects with the target's
     present matrices, tied or not, however they are quantised.
-
-    Raises:
-        UnsupportedModelError: No head is known for this family.
     """
 
     def __init__(self, stock: StockModel) -> None:
@@ -109,7 +95,7 @@ class TrunkBinding:
             )
         self.text: HeadTarget = cast(HeadTarget, known)
 
-    def layer(self, experts: bool, intermediate: int | None) -> DecoderLayer:
+    def layer(self, experts: bool, intermediate: int | None) -> Attention:
         """Make a decoder layer like the trunk's, with full attention and placeholder weights.
 
         `intermediate` is the width of a dense MLP; read only if the trunk itself has experts.
@@ -139,7 +125,17 @@ def build_head(stock: StockModel, tensors: HeadWeights, *, feed: Feed = "post_no
         OptionError: `feed` is not one of `FEEDS`.
     """
     trunk = TrunkBinding(stock)
-    return QwenMTPHead(trunk, build_module(trunk, tensors), feed)
+    random_state = cast(Sequence[mx.array], mx.random.state)
+    before = mx.array(random_state[0])
+    try:
+        module = _blank(trunk, tensors.weights)
+        _check_shapes(module, tensors)
+        _quantize(module, tensors.quantization)
+    finally:
+        # Stock layers draw initial weights, and must not change later draws.
+        random_state[0][:] = before
+    _fill(module, tensors.weights, trunk.text.model.norm.weight.dtype)
+    return QwenMTPHead(trunk, module, feed)
 
 
 @final
@@ -201,21 +197,6 @@ class HeadWeights(Protocol):
     def quantization(self) -> Mapping[str, Packing]: ...
 
 
-def build_module(trunk: TrunkBinding, head: HeadWeights) -> HeadModule:
-    """Make a head's modules, with its weights; see `build_head` for the errors."""
-    random_state = cast(Sequence[mx.array], mx.random.state)
-    before = mx.array(random_state[0])
-    try:
-        module = _blank(trunk, head.weights)
-        _check_shapes(module, head)
-        _quantize(module, head.quantization)
-    finally:
-        # Stock layers draw initial weights, and must not change later draws.
-        random_state[0][:] = before
-    _fill(module, head.weights, trunk.text.model.norm.weight.dtype)
-    return module
-
-
 def _blank(trunk: TrunkBinding, weights: Mapping[str, mx.array]) -> _MTPModule:
     indices = {int(name.split(".")[1]) for name in weights if name.startswith("layers.")}
     layers = []
@@ -229,11 +210,15 @@ def _blank(trunk: TrunkBinding, weights: Mapping[str, mx.array]) -> _MTPModule:
 
 def _check_shapes(blank: Module, head: HeadWeights) -> None:
     """Compare a head's tensors with the parameters of a blank module that is not quantised."""
-    parameters = cast(list[tuple[str, mx.array]], tree_flatten(blank.parameters()))
-    expected = {name: _expected_shape(name, like, head) for name, like in parameters}
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, like in cast(list[tuple[str, mx.array]], tree_flatten(blank.parameters())):
+        module, _, part = name.rpartition(".")
+        packing = head.quantization.get(module) if part == "weight" else None
+        columns = like.shape[-1] if packing is None else like.shape[-1] * packing.bits // 32
+        expected[name] = (*like.shape[:-1], columns)
     for name in head.weights:
         module, _, part = name.rpartition(".")
-        packed = part in PACKED_PARTS and module in head.quantization
+        packed = part in ("scales", "biases", "global_scale") and module in head.quantization
         if name not in expected and not packed:
             raise HeadMismatchError(f"mtp.{name}: the model's layers have no such tensor")
     for name, shape in expected.items():
@@ -242,14 +227,6 @@ def _check_shapes(blank: Module, head: HeadWeights) -> None:
             raise HeadMismatchError(f"mtp.{name}: is missing, expected shape {shape}")
         if found.shape != shape:
             raise HeadMismatchError(f"mtp.{name}: has shape {found.shape}, the model needs {shape}")
-
-
-def _expected_shape(name: str, like: mx.array, head: HeadWeights) -> tuple[int, ...]:
-    module, _, part = name.rpartition(".")
-    packing = head.quantization.get(module)
-    if packing is None or part != "weight":
-        return like.shape
-    return (*like.shape[:-1], like.shape[-1] * packing.bits // 32)
 
 
 def _quantize(module: Module, quantization: Mapping[str, Packing]) -> None:
@@ -267,11 +244,10 @@ def _quantize(module: Module, quantization: Mapping[str, Packing]) -> None:
 
 def _fill(module: Module, weights: Mapping[str, mx.array], dtype: mx.Dtype) -> None:
     """Load weights; floats in the trunk's dtype, or one float32 norm would spread float32."""
-
-    def converted(name: str, weight: mx.array) -> mx.array:
-        keep = name.endswith(".global_scale") or not mx.issubdtype(weight.dtype, mx.floating)
-        return weight if keep else weight.astype(dtype)
-
-    module.load_weights([(name, converted(name, weight)) for name, weight in weights.items()])
+    loaded = dict(weights)
+    for name, weight in weights.items():
+        if mx.issubdtype(weight.dtype, mx.floating) and not name.endswith(".global_scale"):
+            loaded[name] = weight.astype(dtype)
+    module.load_weights(list(loaded.items()))
     module.eval()
     mx.eval(module.parameters())

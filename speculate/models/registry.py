@@ -27,15 +27,8 @@ from speculate.protocols import MTPHead, Recurrence, SpeculativeModel, StockMode
 ENTRY_POINTS: Final = "speculate.models"
 """Entry-point group of other packages: architecture of mlx-lm -> adapter factory."""
 
-
 CHUNKS: Final = (5, 1)
 """Tokens of each forward: a block, then a step that reads the caches after the block."""
-
-ULPS: Final = 2.0
-"""Largest difference, in units in the last place, of two logits one rounding apart."""
-
-MARGIN: Final = 2.0
-"""Allowed difference as a multiple of mlx-lm's own, between blocks and one single forward."""
 
 
 class AdapterFactory(Protocol):
@@ -74,11 +67,7 @@ def supported() -> list[str]:
 
 
 def adapter_for(stock: StockModel) -> AdapterFactory:
-    """Find the adapter of a model, unless it is one; see `factory_for`.
-
-    Raises:
-        UnsupportedModelError: No adapter is registered for it, or more than one.
-    """
+    """Find the adapter of a model, unless it is one; see `factory_for`."""
     if isinstance(stock, StockAdapter):
         raise UnsupportedModelError("this model is adapted already: use it as it is")
     return factory_for(type(stock))
@@ -200,13 +189,16 @@ def _blocks(tokens: mx.array, chunks: Sequence[int]) -> list[mx.array]:
 
 
 def _allowed(stock: StockModel, tokens: mx.array, expected: mx.array) -> float:
-    """Return the largest difference that rounding explains: 0 on the CPU."""
+    """Return the largest difference that rounding explains: 0 on the CPU.
+
+    Elsewhere, two units in the last place, as of logits one rounding apart; or twice mlx-lm's own
+    difference, between blocks and one single forward, if that is more.
+    """
     if mx.default_device().type == mx.cpu:
         return 0.0
     noise, _ = _difference(_stock_logits(stock, tokens, [tokens.shape[1]]), expected)
     finite = mx.where(mx.isfinite(expected), mx.abs(expected.astype(mx.float32)), 0.0)
-    unit = ulp(cast(float, finite.max().item()), expected.dtype)
-    return max(ULPS * unit, MARGIN * noise)
+    return 2.0 * max(ulp(cast(float, finite.max().item()), expected.dtype), noise)
 
 
 def _difference(found: mx.array, expected: mx.array) -> tuple[float, str]:

@@ -17,11 +17,8 @@ DeltaT = TypeVar("DeltaT")
 Linear = Callable[[mx.array], mx.array]
 """A matrix, quantised or not, or an MLP."""
 
-GatedNorm = Callable[[mx.array, mx.array], mx.array]
-"""An RMS norm with an output gate."""
-
 Attention = Callable[[mx.array, mx.array | str | None, object], mx.array]
-"""An attention layer without its norm and residual: hidden states, mask and cache."""
+"""An attention layer, or a decoder layer around one: hidden states, mask and cache."""
 
 
 class Norm(Protocol):
@@ -39,12 +36,6 @@ class Embedding(Protocol):
 
     def __call__(self, tokens: mx.array, /) -> mx.array: ...
     def as_linear(self, x: mx.array, /) -> mx.array: ...
-
-
-class DecoderLayer(Protocol):
-    """A whole decoder layer with full attention."""
-
-    def __call__(self, x: mx.array, /, mask: mx.array | str | None, cache: object) -> mx.array: ...
 
 
 class Trunk(Protocol):
@@ -88,7 +79,7 @@ class GatedDeltaLayer(Protocol):
     dt_bias: mx.array
     conv_kernel_size: int
     conv1d: Linear
-    norm: GatedNorm
+    norm: Callable[[mx.array, mx.array], mx.array]
     out_proj: Linear
 
 

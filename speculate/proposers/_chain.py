@@ -8,7 +8,7 @@ from typing import Final, final
 import mlx.core as mx
 
 from speculate._mx import arrays_of
-from speculate.protocols import Draft, DraftSampler, DraftToken, Rollbackable
+from speculate.protocols import Draft, DraftSampler, DraftToken, Rollbackable, SupportsFingerprint
 
 PROMPT_TOKENS: Final = 64
 """A commit of at least this many tokens is part of a prompt, and is fed at once."""
@@ -18,9 +18,6 @@ MAX_BACKLOG: Final = 1024
 
 More would delay the next draft, and keep more hidden states in memory.
 """
-
-FLUSH_CHUNK: Final = 2048
-"""Most tokens of the backlog to feed with one forward."""
 
 MAX_SHARED_BACKLOG: Final = 12
 """Most tokens of the backlog that share a forward with the first step of a draft.
@@ -41,10 +38,6 @@ class Backlog(list[int]):
         """All tokens, `(n,)` uint32."""
         return mx.array(self, dtype=mx.uint32)
 
-    def split(self) -> tuple[Backlog, Backlog]:
-        """The first tokens, as many as one forward takes, and the others."""
-        return Backlog(self[:FLUSH_CHUNK]), Backlog(self[FLUSH_CHUNK:])
-
     def before(self, token: mx.array) -> mx.array:
         """All tokens followed by `token` `(1,)`."""
         return mx.concatenate([self.tokens(), token]) if self else token
@@ -58,6 +51,11 @@ class Backlog(list[int]):
         return len(self) if len(self) > MAX_SHARED_BACKLOG else 0
 
 
+def fingerprint_of(part: object) -> str:
+    """The fingerprint of a model or a head; an empty string if it has none."""
+    return part.fingerprint if isinstance(part, SupportsFingerprint) else ""
+
+
 def draft_chain(
     tokens: mx.array,
     limit: int,
@@ -65,15 +63,11 @@ def draft_chain(
     step: Callable[[mx.array, int], mx.array],
     cache: Sequence[Rollbackable],
 ) -> Draft:
-    """Draft `limit` tokens, each from the logits after the previous one.
+    """Draft `limit` tokens, at least 1, each from the logits after the previous one.
 
-    Args:
-        tokens: `(n,)` ids to feed with the first step: backlog and last token.
-        limit: At least 1.
-        choose: Chooses a token from a row of logits.
-        step: Feeds the tokens of step number `index`, and returns logits `(1, vocabulary)` of
-            the next token.
-        cache: Caches that the steps feed. Their arrays are evaluated with the last step.
+    `step(tokens, index)` feeds `cache`, and returns logits `(1, vocabulary)` of the next token.
+    The first step is fed `tokens` `(n,)`: backlog and last token. The arrays of `cache` are
+    evaluated with the last step.
     """
     chain: list[DraftToken] = []
     while len(chain) < limit:

@@ -10,28 +10,19 @@ import mlx.core as mx
 from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup, required_group
 from speculate.errors import CannotRewindError, OptionError, VocabularyMismatchError
-from speculate.proposers._chain import Backlog, draft_chain
-from speculate.protocols import (
-    Commit,
-    Draft,
-    DraftSampler,
-    Rollbackable,
-    SpeculativeModel,
-    SupportsFingerprint,
-)
+from speculate.proposers._chain import Backlog, draft_chain, fingerprint_of
+from speculate.protocols import Commit, Draft, DraftSampler, Rollbackable, SpeculativeModel
 from speculate.validation import refuse, validated_text
 
-MIN_SHARED_VOCABULARY: Final = 0.99
-"""Fraction of the smaller vocabulary whose tokens must have the same ids in the larger one."""
-
-MAX_PADDING_COLUMNS: Final = 1024
-"""Columns by which padding may make two vocabularies differ if no tokenizer is known."""
+FLUSH_CHUNK: Final = 2048
+"""Most tokens of the backlog to feed with one forward."""
 
 
 def check_vocabularies(target: SpeculativeModel, draft: SpeculativeModel) -> None:
     """Compare the ids of both tokenizers' tokens or, if one is unknown, the number of columns.
 
-    Columns may differ by padding: by up to 1024, and up to a quarter.
+    99% of the smaller vocabulary's tokens must have the same ids in the larger one. Columns may
+    differ by padding: by up to 1024, and up to a quarter.
 
     Raises:
         VocabularyMismatchError: The ids of the draft model mean something else to the target.
@@ -39,14 +30,14 @@ def check_vocabularies(target: SpeculativeModel, draft: SpeculativeModel) -> Non
     if target.vocabulary is not None and draft.vocabulary is not None:
         small, large = sorted((target.vocabulary, draft.vocabulary), key=len)
         same = sum(large.get(token) == id_ for token, id_ in small.items())
-        if same < MIN_SHARED_VOCABULARY * len(small):
+        if same < 0.99 * len(small):
             raise VocabularyMismatchError(
                 f"the draft model has a different tokenizer: only {same} of {len(small)} tokens "
                 "have the same id as in the target's. Use a draft model of the target's family."
             )
         return
     few, many = sorted((target.vocab_size, draft.vocab_size))
-    if many - few > min(MAX_PADDING_COLUMNS, few // 4):
+    if many - few > min(1024, few // 4):
         raise VocabularyMismatchError(
             f"the draft model has {draft.vocab_size} tokens and the target {target.vocab_size}: "
             "more than padding explains. Use a draft model with the target's tokenizer."
@@ -128,8 +119,7 @@ class DraftModel:
 
     @property
     def fingerprint(self) -> str:
-        """The draft model's fingerprint, or an empty string; see `SupportsFingerprint`."""
-        return self._draft.fingerprint if isinstance(self._draft, SupportsFingerprint) else ""
+        return fingerprint_of(self._draft)
 
     def attach(self, target: SpeculativeModel, /) -> None:
         if target is not self._target:
@@ -149,20 +139,12 @@ class DraftModel:
             self._restore_prefill = [cache.checkpoint() for cache in self._cache]
         self._position = position
         self._backlog, self._in_flight = Backlog(), 0
-        self._add_history(history)
-
-    def _add_history(self, history: Sequence[int]) -> None:
-        """Add the tokens before the sequence that the caches lack to the backlog.
-
-        Does nothing unless all of them are known: a cache that starts late has other positions.
-        """
-        lacking = self._position - (0 if self._caller_cache is None else self._held())
-        missing = list(history)[-lacking:] if lacking else []
-        if not missing or len(missing) < lacking:
-            return
-        if self._caller_cache is None:
-            self._use(self._draft.make_cache())
-        self._backlog += clamp_ids(self._draft, missing)
+        lacking = position - (0 if self._caller_cache is None else self._held())
+        # Fed only if all of them are known: a cache that starts late has other positions.
+        if 0 < lacking <= len(history):
+            if self._caller_cache is None:
+                self._use(self._draft.make_cache())
+            self._backlog += clamp_ids(self._draft, list(history)[-lacking:])
 
     def position(self) -> int:
         return self._position
@@ -243,10 +225,11 @@ class DraftModel:
         """Feed the backlog without recording, because committed tokens are not rolled back."""
         while self._backlog:
             held, backlog = self._held(), self._backlog
-            first, self._backlog = backlog.split()
+            self._backlog = Backlog(backlog[FLUSH_CHUNK:])
             self._group.stop()
             try:
-                self._draft.forward(first.tokens()[None], self._cache)
+                first = Backlog(backlog[:FLUSH_CHUNK]).tokens()
+                self._draft.forward(first[None], self._cache)
             except BaseException:
                 if self._held() == held:
                     self._backlog = backlog

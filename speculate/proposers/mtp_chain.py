@@ -10,7 +10,7 @@ import mlx.core as mx
 from speculate._mx import arrays_of
 from speculate.backends.group import CacheGroup, required_group
 from speculate.errors import HeadNotFoundError, SpeculateError
-from speculate.proposers._chain import Backlog, draft_chain
+from speculate.proposers._chain import Backlog, draft_chain, fingerprint_of
 from speculate.protocols import (
     Commit,
     Draft,
@@ -19,7 +19,6 @@ from speculate.protocols import (
     MTPHead,
     Rollbackable,
     SpeculativeModel,
-    SupportsFingerprint,
 )
 
 
@@ -52,9 +51,7 @@ class MTPChain:
 
     @property
     def fingerprint(self) -> str:
-        """The head's fingerprint, or an empty string; see `SupportsFingerprint`."""
-        head: object = self._head
-        return head.fingerprint if isinstance(head, SupportsFingerprint) else ""
+        return fingerprint_of(self._head)
 
     def attach(self, target: SpeculativeModel, /) -> None:
         if target.head is None:

@@ -14,9 +14,6 @@ import mlx.core as mx
 from speculate.protocols import Commit, Draft, DraftSampler, DraftScore, Forecast, SpeculativeModel
 from speculate.validation import validated_integer, validated_optional_integer, validated_text
 
-ID_BITS: Final = 32
-"""Bits of an id. An n-gram is stored as one integer, its last token in the lowest bits."""
-
 FORECAST_TOKENS: Final = 16
 """Tokens of a draft that are forecast and scored."""
 
@@ -36,20 +33,16 @@ class NGramIndex:
 
     An n-gram is added together with the token that follows it, so the end of the sequence is
     not among the occurrences, and every occurrence has a continuation. A token adds one entry
-    per n-gram length, however long the sequence is.
-
-    Args:
-        shortest: Tokens of the shortest n-grams.
-        longest: Tokens of the longest n-grams.
-        window: Tokens at the end of the sequence that must contain an occurrence; `None` for
-            the whole sequence.
+    per n-gram length, from `shortest` to `longest`, however long the sequence is. An occurrence
+    counts only within the last `window` tokens; `None` for the whole sequence.
     """
 
     def __init__(self, shortest: int, longest: int, window: int | None) -> None:
         self.ids: array[int] = array("I")
         self._window = math.inf if window is None else window
+        # An n-gram is one integer of 32 bits an id, its last token in the lowest bits.
         self._tables: list[tuple[int, int, dict[int, int]]] = [
-            (length, (1 << ID_BITS * length) - 1, {}) for length in range(longest, shortest - 1, -1)
+            (length, (1 << 32 * length) - 1, {}) for length in range(longest, shortest - 1, -1)
         ]
         self._widest = self._tables[0][1]
         # The longest n-gram at the end. All bits, which no id has, for tokens before the first.
@@ -81,7 +74,7 @@ class NGramIndex:
         return None
 
     def _ending_with(self, token: int) -> int:
-        return (self._ending << ID_BITS | token) & self._widest
+        return (self._ending << 32 | token) & self._widest
 
 
 @final
@@ -201,9 +194,7 @@ class PromptLookup:
         """Does nothing: it drafts for any model."""
 
     def begin(self, position: int, history: Sequence[int] = (), /) -> None:
-        self._scorer.reset()
         self._index = NGramIndex(*self._ngrams, self._window)
-        self._copy_run = CopyRun()
         self._skipped = position - len(history)
         self._last_token: int | None = None
         self._index_prompt(history)

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 import speculate as sp
-from speculate.proposers import _chain
+from speculate.proposers import draft_model
 from speculate.protocols import Forward, Proposer, Round
 from speculate.testing import ScheduledStrategy, ScriptedProposer
 from tests.support import reference as kit
@@ -192,7 +192,7 @@ def test_a_history_with_ids_that_the_draft_lacks_is_read_as_a_live_text_is() -> 
 def test_a_history_is_read_when_a_draft_is_asked_for_and_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_chain, "FLUSH_CHUNK", 32)
+    monkeypatch.setattr(draft_model, "FLUSH_CHUNK", 32)
     draft = Counted(kit.get("small_dense").model)
     resumed("dense", draft, LONG, LONG)
     # The prompt's first tokens come after the turn's, and the draft's first step after them.

@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 from typing_extensions import override
 
-from speculate.backends.base import BaseCache, StockContent
+from speculate.backends.base import BaseCache
 from speculate.backends.group import RECORD_WINDOW
 from speculate.errors import RewindError
 from speculate.protocols import DeferredState, Entries
@@ -136,12 +136,6 @@ class RewindableArraysCache(BaseCache, ArraysCache):
         stock.cache = [None] * len(stock.cache)
         cache._source = stock
         return cache
-
-    @staticmethod
-    def inspect(stock: ArraysCache, /) -> StockContent:
-        # Without rows: a layer replaces its entries, and writes into none.
-        padded = stock.left_padding is not None or stock.lengths is not None
-        return StockContent(batch=0 if padded else int(stock.batch_size))
 
     def move_out(self) -> ArraysCache:
         entries = self.entries()

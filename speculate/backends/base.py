@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final, final
 
-import attrs
 import mlx.core as mx
 from typing_extensions import override
 
@@ -27,28 +26,6 @@ class NotSaved:
             "rewindable caches, which mlx-lm could not load again. Leave the speculation() block "
             "first, or save [cache.release() for cache in caches]"
         )
-
-
-@attrs.frozen(eq=False)
-class StockContent:
-    """What is known of a cache of mlx-lm without moving anything.
-
-    Attributes:
-        length: Tokens it was fed; `None` if it does not count them, as a recurrent state.
-        batch: Number of sequences; 0 if it is padded for several.
-        rows: Buffers that it writes in place.
-    """
-
-    length: int | None = None
-    batch: int = 1
-    rows: Sequence[mx.array] = ()
-
-    @classmethod
-    def of_rows(cls, length: int, *buffers: mx.array | Sequence[mx.array] | None) -> StockContent:
-        """Return the content of a cache of rows, from its buffers or their quantised parts."""
-        parts = [[one] if isinstance(one, mx.array) else one or () for one in buffers]
-        rows = [row for part in parts for row in part]
-        return cls(length, rows[0].shape[0] if rows else 1, rows)
 
 
 class BaseCache(Grouped, ABC):

@@ -10,45 +10,8 @@ from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import RotatingKVCache
 from typing_extensions import override
 
-from speculate.backends.base import STEP, BaseCache, StockContent
+from speculate.backends.base import STEP, BaseCache
 from speculate.backends.group import RECORD_WINDOW
-
-
-def mask_of_one(prior: int, window: int) -> mx.array | None:
-    """Return the mask of a single row, for a layer whose window is smaller than its cache's.
-
-    Args:
-        prior: Rows before it.
-        window: Rows that it sees, itself included.
-
-    Returns:
-        `(prior + 1,)` booleans, true where it sees a column; `None` if it sees all.
-    """
-    hidden = prior + 1 - window
-    return mx.arange(prior + 1) >= hidden if hidden > 0 else None
-
-
-def mask_of_block(
-    rows: int, prior: int, window: int, sinks: int, *, as_array: bool
-) -> mx.array | str:
-    """Return the mask of a block, as in mlx-lm but with the sinks always visible.
-
-    Args:
-        rows: Rows of the block.
-        prior: Rows before it.
-        window: Rows that a single step sees.
-        sinks: First rows that are always visible.
-        as_array: Return an array even where the name `"causal"` would do.
-
-    Returns:
-        `(rows, prior + rows)` booleans, true where a row sees a column; or `"causal"`.
-    """
-    if prior + rows <= window and not as_array:
-        return "causal"
-    if sinks:
-        return mask_with_sinks(rows, prior, window, sinks)
-    mask: mx.array = create_causal_mask(rows, prior, window_size=window)
-    return mask
 
 
 def mask_with_sinks(rows: int, prior: int, window: int, sinks: int) -> mx.array:
@@ -232,10 +195,6 @@ class RewindableRotatingKVCache(BaseCache, RotatingKVCache):
         cache._source = stock
         return cache
 
-    @staticmethod
-    def inspect(stock: RotatingKVCache, /) -> StockContent:
-        return StockContent.of_rows(stock.offset, stock.keys, stock.values)
-
     def move_out(self) -> RotatingKVCache:
         stock = self._source or RotatingKVCache(max_size=self.max_size, keep=self.keep)
         window = self.window(min(self.rows(), self.max_size))
@@ -322,9 +281,15 @@ class RewindableRotatingKVCache(BaseCache, RotatingKVCache):
         prior = min(self.rows(), self.max_size - 1)
         window = window_size or self.max_size
         if N == 1:
-            return mask_of_one(prior, window)
-        shown = self.keep if self._speculating and window == self.max_size else 0
-        return mask_of_block(N, prior, window, shown, as_array=return_array)
+            # A layer's window may be smaller than its cache's.
+            hidden = prior + 1 - window
+            return mx.arange(prior + 1) >= hidden if hidden > 0 else None
+        if prior + N <= window and not return_array:
+            return "causal"
+        if self.keep and self._speculating and window == self.max_size:
+            return mask_with_sinks(N, prior, window, self.keep)
+        mask: mx.array = create_causal_mask(N, prior, window_size=window)
+        return mask
 
     @override
     def start_at(self, position: int, /) -> None:

@@ -171,16 +171,10 @@ class OffsetCache(BaseCache):
 
 
 def grow(buffer: mx.array | None, like: mx.array, used: int, needed: int) -> mx.array:
-    """Return a buffer of at least `needed` rows whose first `used` are those of `buffer`.
+    """Return a buffer `(1, heads, capacity, width)` in which `needed` rows fit.
 
-    Args:
-        buffer: `(1, heads, capacity, width)`, or `None` to begin with.
-        like: `(1, heads, T, width)`, for shape and dtype.
-        used: Valid rows of `buffer`.
-        needed: Rows that must fit.
-
-    Returns:
-        `(1, heads, capacity, width)`: `buffer` itself if it is large enough.
+    Its first `used` rows are those of `buffer`, which is returned itself if it is large enough;
+    `like`, `(1, heads, T, width)`, gives heads, width and dtype.
     """
     if buffer is not None and needed <= buffer.shape[2]:
         return buffer

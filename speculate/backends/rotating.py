@@ -15,15 +15,10 @@ from speculate.backends.group import RECORD_WINDOW
 
 
 def mask_with_sinks(rows: int, prior: int, window: int, sinks: int) -> mx.array:
-    """Return a block's mask in which each row sees what a single step would see.
+    """Return the mask of a block of `rows` in which each row sees what a single step would see.
 
-    mlx-lm's mask for blocks lets the sinks slide out of view.
-
-    Args:
-        rows: Rows of the block.
-        prior: Rows before it, the sinks first.
-        window: Rows that a single step sees, itself and the sinks included.
-        sinks: Rows that are always visible.
+    That is `window` rows, itself and the sinks included: the first `sinks` of the `prior` rows are
+    always visible. mlx-lm's mask for blocks lets them slide out of view.
 
     Returns:
         `(rows, prior + rows)` booleans, true where a row sees a column.
@@ -40,12 +35,8 @@ class Sinks:
     """The attention sinks in one buffer `(1, heads, rows, width)`, and the rows they overwrite.
 
     A step sees the sinks and the last rows. Both must be contiguous, so the sinks are copied to
-    just before the last rows, and the rows that this overwrites are preserved for a rewind.
-
-    Args:
-        window: Rows that a single step sees.
-        keep: How many of them are sinks: the first of the sequence.
-        capacity: Most rows of the buffer.
+    just before the last rows, and the rows that this overwrites are preserved for a rewind. A step
+    sees `window` rows, the first `keep` of the sequence among them.
     """
 
     def __init__(self, window: int, keep: int, capacity: int) -> None:
@@ -58,15 +49,10 @@ class Sinks:
         self._preserved = 0  # valid rows of it
 
     def rebuild(self, rows: mx.array, free: int) -> mx.array:
-        """Return a new buffer, which this object manages from now on.
+        """Return a new buffer `(1, heads, n + free, width)`, managed by this object from now on.
 
-        Args:
-            rows: `(1, heads, n, width)`, in time order: the sinks, if `n` is more than a
-                window, and the last rows.
-            free: Rows to be written after them.
-
-        Returns:
-            `(1, heads, n + free, width)`.
+        It begins with `rows`, `(1, heads, n, width)`, in time order: the sinks, if `n` is more than
+        a window, and the last rows.
         """
         fresh = _zeros(rows, free)
         start = self._first_visible(rows.shape[2])
@@ -81,12 +67,7 @@ class Sinks:
         return mx.concatenate([rows[..., :start, :], self._sinks, last, fresh], axis=2)
 
     def append(self, buffer: mx.array, new: mx.array, rows: int) -> mx.array:
-        """Write rows after the valid ones, in place.
-
-        Args:
-            buffer: Has capacity for them.
-            new: `(1, heads, T, width)`.
-            rows: Valid rows of the buffer.
+        """Write `new`, `(1, heads, T, width)`, after the valid `rows` of a buffer that has room.
 
         Returns:
             The rows that the new rows see: the window of the first of them, and themselves.
@@ -104,13 +85,7 @@ class Sinks:
         return mx.depends([seen], copies)[0] if copies else seen
 
     def window(self, buffer: mx.array, rows: int, count: int) -> mx.array:
-        """Return the sinks and the last of the first `rows` rows, in time order.
-
-        Args:
-            buffer: The buffer.
-            rows: Valid rows of it.
-            count: Rows to return, sinks included.
-        """
+        """Return the sinks and the last of the first `rows` rows, `count` in all, in time order."""
         start = rows - count
         if self._keep and start > max(self._at, self._preserved):
             sinks = buffer[..., self._at : self._at + self._keep, :]

@@ -179,8 +179,8 @@ class _SpeculativeSampling(ABC):
         """Verify `k` drafts `tokens`, at least 1, with a uniform coin each.
 
         `p`, `(rows, vocabulary)`, are the target's probabilities; `q`, `(k, vocabulary)`, those of
-        `draft_probabilities`: a draft whose row is zero must be rejected with all later ones, and the
-        token in its place has distribution p.
+        `draft_probabilities`: a draft whose row is zero must be rejected with all later ones, and
+        the token in its place has distribution p.
 
         Returns:
             The number of accepted drafts, `()` int32, and the weights `(k, vocabulary)` of the

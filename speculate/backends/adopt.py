@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import entry_points
-from typing import Final, Never, TypeVar, cast
+from typing import Final, Never, cast
 
 import attrs
+import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
-from typing_extensions import Protocol
 
 from speculate.backends.arrays import RewindableArraysCache
-from speculate.backends.base import BaseCache, StockContent
+from speculate.backends.base import BaseCache
 from speculate.backends.cache_list import RewindableCacheList
 from speculate.backends.group import group_of, join
 from speculate.backends.kv import RewindableKVCache, RewindableQuantizedKVCache
@@ -23,31 +23,13 @@ from speculate.protocols import Rollbackable
 ENTRY_POINTS: Final = "speculate.backends"
 """Entry-point group: class name of a cache -> callable that adopts one."""
 
-StockT = TypeVar("StockT")
-StockT_contra = TypeVar("StockT_contra", contravariant=True)
-
-
-class Backend(Protocol[StockT_contra]):
-    """The class of a rewindable cache that replaces a class of mlx-lm's."""
-
-    def adopt(self, stock: StockT_contra, length: int, /) -> Rollbackable:
-        """Move the content in; `length` is that of the other layers, if `stock` has none."""
-
-    def inspect(self, stock: StockT_contra, /) -> StockContent:
-        """Return what is known of `stock`, and change nothing."""
-
-
-_BACKENDS: Final[Mapping[type, Backend[Never]]] = {
-    KVCache: RewindableKVCache,
-    QuantizedKVCache: RewindableQuantizedKVCache,
-    RotatingKVCache: RewindableRotatingKVCache,
-    ArraysCache: RewindableArraysCache,
+_ADOPT: Final[Mapping[type, Callable[[Never, int], Rollbackable]]] = {
+    KVCache: RewindableKVCache.adopt,
+    QuantizedKVCache: RewindableQuantizedKVCache.adopt,
+    RotatingKVCache: RewindableRotatingKVCache.adopt,
+    ArraysCache: RewindableArraysCache.adopt,
 }
-
-
-def _backend(stock: type[StockT]) -> Backend[StockT] | None:
-    """Return the backend of exactly this class, if it is in the table."""
-    return cast("Backend[StockT] | None", _BACKENDS.get(stock))
+"""Class of mlx-lm's -> moves the content out of one, given the length of the other layers."""
 
 
 def adopt(caches: Sequence[object], *, position: int = 0) -> list[Rollbackable]:
@@ -161,12 +143,29 @@ def _flat(caches: Sequence[object]) -> list[object]:
     return [part for cache in caches for _, part in _parts(cache)]
 
 
-def _inspect(part: object) -> StockContent:
-    """Return what is known of a cache, by its own class or the nearest one in the table."""
-    kind: type[object] = next((one for one in type(part).__mro__ if one in _BACKENDS), object)
-    backend = _backend(kind)
-    found = StockContent() if backend is None else backend.inspect(part)
-    return attrs.evolve(found, length=part.length()) if isinstance(part, Rollbackable) else found
+@attrs.define
+class _Content:
+    """What is known of a cache without moving anything."""
+
+    length: int | None = None  # tokens it was fed; `None` for a recurrent state, which has no count
+    batch: int = 1  # sequences; 0 if it is padded for several
+    rows: Sequence[mx.array] = ()  # buffers that it writes in place
+
+
+def _inspect(part: object) -> _Content:
+    found = _Content()
+    if isinstance(part, KVCache | QuantizedKVCache | RotatingKVCache):
+        rows: list[mx.array] = []
+        for buffer in (part.keys, part.values):
+            rows += [buffer] if isinstance(buffer, mx.array) else buffer or ()
+        found = _Content(part.offset, rows[0].shape[0] if rows else 1, rows)
+    elif isinstance(part, ArraysCache):
+        # Without rows: a layer replaces its entries, and writes into none.
+        padded = part.left_padding is not None or part.lengths is not None
+        found.batch = 0 if padded else int(part.batch_size)
+    if isinstance(part, Rollbackable):
+        found.length = part.length()
+    return found
 
 
 def knows_length(cache: object) -> bool:
@@ -175,18 +174,14 @@ def knows_length(cache: object) -> bool:
 
 
 def _adopter(cache: object) -> Callable[[int], Rollbackable]:
-    """Return what moves the content of a cache, given the length of the other layers.
-
-    Raises:
-        CannotRewindError: There is none.
-    """
+    """Return what moves the content of a cache, or raise `CannotRewindError`."""
     if isinstance(cache, Rollbackable):
         return lambda length: cache
     if type(cache) is CacheList:
         parts = [_adopter(part) for part in cache.caches]
         return lambda length: RewindableCacheList([move(length) for move in parts], cache)
-    backend = _backend(type(cache))
-    move = _third_party(cache) if backend is None else partial(backend.adopt, cache)
+    known = cast("Callable[[object, int], Rollbackable] | None", _ADOPT.get(type(cache)))
+    move = _third_party(cache) if known is None else partial(known, cache)
     if _inspect(cache).batch != 1:
         raise CannotRewindError(
             "batched caches are not supported yet; decode one sequence at a time"
@@ -195,11 +190,7 @@ def _adopter(cache: object) -> Callable[[int], Rollbackable]:
 
 
 def _third_party(cache: object) -> Callable[[int], Rollbackable]:
-    """Return what another package moves the content of a cache with.
-
-    Raises:
-        CannotRewindError: No package does, or several do.
-    """
+    """Return what another package moves the content of a cache with; only one package may."""
     name = type(cache).__name__
     found = list(entry_points(group=ENTRY_POINTS, name=name))
     if not found:

@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 from typing_extensions import override
 
-from speculate.backends.base import BaseCache, StockContent
+from speculate.backends.base import BaseCache
 from speculate.backends.group import RECORD_WINDOW
 from speculate.errors import RewindError
 from speculate.protocols import DeferredState, Entries
@@ -27,54 +27,41 @@ def shallow_copy(content: Entries | DeferredState) -> Content:
 
 @attrs.frozen(eq=False)
 class Record:
-    """How to roll back the tokens of one block.
-
-    Attributes:
-        num_tokens: Tokens of the block.
-        state_after: Returns the entries after the block's first `m` tokens; `None` if only the
-            whole block can be rolled back.
-        snapshot: Content before the block.
-    """
+    """How to roll back the tokens of one block."""
 
     num_tokens: int
+    # Returns the entries after the first `m` tokens. Without it only the whole block is undone.
     state_after: Callable[[int], Entries] | None
-    snapshot: Content
+    snapshot: Content  # before the block
 
 
 @final
-class RollbackLog:
+class RollbackLog(deque[Record]):
     """Records of the last blocks: as many as cover the last `RECORD_WINDOW` tokens."""
-
-    def __init__(self) -> None:
-        self._blocks: deque[Record] = deque()
 
     def add(self, record: Record) -> None:
         """Append the last block's record, and drop records that are no longer needed."""
-        self._blocks.append(record)
-        tokens = sum(block.num_tokens for block in self._blocks)
-        while tokens - self._blocks[0].num_tokens >= RECORD_WINDOW:
-            tokens -= self._blocks.popleft().num_tokens
+        self.append(record)
+        tokens = self.tokens()
+        while tokens - self[0].num_tokens >= RECORD_WINDOW:
+            tokens -= self.popleft().num_tokens
 
     def last(self) -> Record | None:
         """Return the last block's record, if there is one."""
-        return self._blocks[-1] if self._blocks else None
+        return self[-1] if self else None
 
     def tokens(self) -> int:
         """Return the number of recorded tokens."""
-        return sum(block.num_tokens for block in self._blocks)
+        return sum(block.num_tokens for block in self)
 
     def drop_after(self, last: Record | None) -> None:
         """Drop the records added after `last`; all of them if `last` is `None`."""
-        while self._blocks and self._blocks[-1] is not last:
-            self._blocks.pop()
-
-    def clear(self) -> None:
-        """Drop all records."""
-        self._blocks.clear()
+        while self and self[-1] is not last:
+            self.pop()
 
     def can_rewind(self, n: int) -> bool:
         """Return whether exactly the last `n` tokens can be rolled back, `n >= 1`."""
-        for block in reversed(self._blocks):
+        for block in reversed(self):
             if n < block.num_tokens:
                 return block.state_after is not None
             n -= block.num_tokens
@@ -83,16 +70,15 @@ class RollbackLog:
         return False
 
     def rewind(self, n: int) -> Content:
-        """Drop the last `n` tokens, for which `can_rewind(n)` is true.
+        """Drop the last `n` tokens, which `can_rewind` allows, and return the content before them.
 
-        Returns:
-            The content before them. The rest of a partly dropped block stays recorded.
+        The rest of a partly dropped block stays recorded.
         """
         while True:
-            block = self._blocks.pop()
+            block = self.pop()
             left = block.num_tokens - n
             if left > 0 and block.state_after is not None:
-                self._blocks.append(Record(left, block.state_after, block.snapshot))
+                self.append(Record(left, block.state_after, block.snapshot))
                 return DeferredState(block.state_after, left)
             if left >= 0:
                 return shallow_copy(block.snapshot)
@@ -136,12 +122,6 @@ class RewindableArraysCache(BaseCache, ArraysCache):
         stock.cache = [None] * len(stock.cache)
         cache._source = stock
         return cache
-
-    @staticmethod
-    def inspect(stock: ArraysCache, /) -> StockContent:
-        # Without rows: a layer replaces its entries, and writes into none.
-        padded = stock.left_padding is not None or stock.lengths is not None
-        return StockContent(batch=0 if padded else int(stock.batch_size))
 
     def move_out(self) -> ArraysCache:
         entries = self.entries()

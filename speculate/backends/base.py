@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final, final
 
-import attrs
 import mlx.core as mx
 from typing_extensions import override
 
@@ -27,28 +26,6 @@ class NotSaved:
             "rewindable caches, which mlx-lm could not load again. Leave the speculation() block "
             "first, or save [cache.release() for cache in caches]"
         )
-
-
-@attrs.frozen(eq=False)
-class StockContent:
-    """What is known of a cache of mlx-lm without moving anything.
-
-    Attributes:
-        length: Tokens it was fed; `None` if it does not count them, as a recurrent state.
-        batch: Number of sequences; 0 if it is padded for several.
-        rows: Buffers that it writes in place.
-    """
-
-    length: int | None = None
-    batch: int = 1
-    rows: Sequence[mx.array] = ()
-
-    @classmethod
-    def of_rows(cls, length: int, *buffers: mx.array | Sequence[mx.array] | None) -> StockContent:
-        """Return the content of a cache of rows, from its buffers or their quantised parts."""
-        parts = [[one] if isinstance(one, mx.array) else one or () for one in buffers]
-        rows = [row for part in parts for row in part]
-        return cls(length, rows[0].shape[0] if rows else 1, rows)
 
 
 class BaseCache(Grouped, ABC):
@@ -194,16 +171,10 @@ class OffsetCache(BaseCache):
 
 
 def grow(buffer: mx.array | None, like: mx.array, used: int, needed: int) -> mx.array:
-    """Return a buffer of at least `needed` rows whose first `used` are those of `buffer`.
+    """Return a buffer `(1, heads, capacity, width)` in which `needed` rows fit.
 
-    Args:
-        buffer: `(1, heads, capacity, width)`, or `None` to begin with.
-        like: `(1, heads, T, width)`, for shape and dtype.
-        used: Valid rows of `buffer`.
-        needed: Rows that must fit.
-
-    Returns:
-        `(1, heads, capacity, width)`: `buffer` itself if it is large enough.
+    Its first `used` rows are those of `buffer`, which is returned itself if it is large enough;
+    `like`, `(1, heads, T, width)`, gives heads, width and dtype.
     """
     if buffer is not None and needed <= buffer.shape[2]:
         return buffer

@@ -56,15 +56,10 @@ class Grouped:
 
 @attrs.frozen(eq=False)
 class GroupCheckpoint:
-    """A point that all caches of a window can be restored to.
+    """A point that all caches of a window can be restored to."""
 
-    Attributes:
-        members: The caches, by strong reference: the garbage collector clears weak references
-            before it closes a generator, which then still has to rewind its caches.
-        lengths: Length of each cache, in tokens.
-        checkpoints: What `Rollbackable.checkpoint` returned for each; a call restores that cache.
-    """
-
+    # Strong references: the garbage collector clears weak ones before it closes a generator,
+    # which then still has to rewind its caches.
     members: Sequence[Rollbackable]
     lengths: Sequence[int]
     checkpoints: Sequence[Callable[[], None]]
@@ -77,14 +72,10 @@ class FedTokens:
 
     Tokens to replay are part of the sequence but in no cache: some layer could only be rewound to
     a point before them. They are fed again at the start of the next block.
-
-    Attributes:
-        replay: `(1, m)` ids to replay at the checkpoint. Each checkpoint has an object of its own.
-        blocks: Each `(1, T)` ids; the first one begins with the replayed tokens.
     """
 
-    replay: mx.array | None = None
-    blocks: list[mx.array] = attrs.Factory(list)
+    replay: mx.array | None = None  # `(1, m)` ids to replay at the checkpoint
+    blocks: list[mx.array] = attrs.Factory(list)  # `(1, T)` each; the first begins with `replay`
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens: the rest was trimmed from the caches."""
@@ -105,11 +96,9 @@ class FedTokens:
         return None if self.blocks else self.replay
 
     def after_rewind(self, kept: int, cached: int) -> mx.array | None:
-        """Ids `(1, m)` to replay after a rewind: those that are kept but in no cache.
+        """Ids `(1, m)` to replay after a rewind to `kept` new tokens: those that are in no cache.
 
-        Args:
-            kept: New tokens that are kept, without the replayed ones.
-            cached: Tokens fed since the checkpoint that the caches still hold.
+        The caches still hold `cached` of the tokens fed since the checkpoint, replayed or new.
         """
         if not self.blocks:
             return self.replay
@@ -118,10 +107,7 @@ class FedTokens:
 
 
 class CacheGroup:
-    """The caches of one list, which are fed and rewound together.
-
-    Holds the group's checkpoint, the tokens fed since, and the tokens to replay.
-    """
+    """The caches of one list, which are fed and rewound together."""
 
     def __init__(self, members: Sequence[Rollbackable]) -> None:
         # Weak, since every member holds the group: a cycle would keep large buffers
@@ -193,12 +179,8 @@ class CacheGroup:
     def block(self, tokens: mx.array, /) -> Iterator[mx.array]:
         """Feed a block to all members or to none. Nested in another block it does nothing.
 
-        Args:
-            tokens: `(1, T)` ids.
-
-        Yields:
-            The ids to feed: those to replay, then `tokens`. If the body raises, what some layers
-            have consumed is rolled back.
+        Yields the ids to feed: those to replay, then `tokens`, `(1, T)`. If the body raises, what
+        some layers have consumed is rolled back.
         """
         if self._open:
             yield tokens
@@ -238,11 +220,7 @@ class CacheGroup:
     # One window: called by `speculation` and by the decoder.
 
     def start(self) -> None:
-        """Open a window: set the checkpoint and start recording.
-
-        Raises:
-            RewindError: A window is open on these caches already.
-        """
+        """Open a window and start recording. Raises `RewindError` if one is open already."""
         self.require_no_window()
         self.checkpoint()
 
@@ -284,11 +262,7 @@ class CacheGroup:
         return self._fed_tokens.to_replay()
 
     def require_replayed(self) -> None:
-        """Refuse to release the caches while tokens of the sequence are in none of them.
-
-        Raises:
-            RewindError: Tokens wait to be replayed. Nothing was changed.
-        """
+        """Raise `RewindError` while tokens of the sequence are in none of the caches."""
         waiting = self.to_replay()
         if waiting is not None:
             raise RewindError(
@@ -343,14 +317,9 @@ class CacheGroup:
         self._set_checkpoint(self.members(), FedTokens(replay))
 
     def _surplus(self, keep: int, fed: Sequence[int]) -> list[int] | None:
-        """Return how many tokens each member trims to keep at most `keep`.
+        """Return how many tokens each member trims to keep at most `keep` of those it was `fed`.
 
-        Args:
-            keep: Tokens to keep, with the replayed ones.
-            fed: Tokens that each member was fed since the checkpoint.
-
-        Returns:
-            `None` if all members must be restored to the checkpoint, which is always possible.
+        `None` if all must be restored to the checkpoint, which is always possible.
         """
         for point in range(keep, 0, -1):
             surplus = [max(0, n - point) for n in fed]
@@ -412,11 +381,7 @@ def group_of(caches: Sequence[object]) -> CacheGroup | None:
 
 
 def required_group(caches: Sequence[object], whose: str) -> CacheGroup:
-    """Return the group of a list of rewindable caches.
-
-    Raises:
-        RewindError: No cache of the list is in a group.
-    """
+    """Return the group of a list of rewindable caches, or raise `RewindError` if there is none."""
     group = group_of(caches)
     if group is None:
         raise RewindError(

@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, create_attention_mask
 from typing_extensions import override
 
-from speculate.backends.base import OffsetCache, StockContent, grow
+from speculate.backends.base import OffsetCache, grow
 from speculate.errors import OptionError
 
 Packed = tuple[mx.array, mx.array, mx.array]
@@ -40,10 +40,6 @@ class RewindableKVCache(OffsetCache, KVCache):
         stock.keys, stock.values, stock.offset = None, None, 0
         cache._source = stock
         return cache
-
-    @staticmethod
-    def inspect(stock: KVCache, /) -> StockContent:
-        return StockContent.of_rows(stock.offset, stock.keys, stock.values)
 
     def move_out(self) -> KVCache:
         stock = self._source or KVCache()
@@ -99,10 +95,6 @@ class RewindableQuantizedKVCache(OffsetCache, QuantizedKVCache):
         stock.keys, stock.values, stock.offset = None, None, 0
         cache._source = stock
         return cache
-
-    @staticmethod
-    def inspect(stock: QuantizedKVCache, /) -> StockContent:
-        return StockContent.of_rows(stock.offset, stock.keys, stock.values)
 
     def move_out(self) -> QuantizedKVCache:
         stock = self._source or QuantizedKVCache(self.group_size, self.bits)

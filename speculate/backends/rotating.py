@@ -10,57 +10,15 @@ from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import RotatingKVCache
 from typing_extensions import override
 
-from speculate.backends.base import STEP, BaseCache, StockContent
+from speculate.backends.base import STEP, BaseCache
 from speculate.backends.group import RECORD_WINDOW
 
 
-def mask_of_one(prior: int, window: int) -> mx.array | None:
-    """Return the mask of a single row, for a layer whose window is smaller than its cache's.
-
-    Args:
-        prior: Rows before it.
-        window: Rows that it sees, itself included.
-
-    Returns:
-        `(prior + 1,)` booleans, true where it sees a column; `None` if it sees all.
-    """
-    hidden = prior + 1 - window
-    return mx.arange(prior + 1) >= hidden if hidden > 0 else None
-
-
-def mask_of_block(
-    rows: int, prior: int, window: int, sinks: int, *, as_array: bool
-) -> mx.array | str:
-    """Return the mask of a block, as in mlx-lm but with the sinks always visible.
-
-    Args:
-        rows: Rows of the block.
-        prior: Rows before it.
-        window: Rows that a single step sees.
-        sinks: First rows that are always visible.
-        as_array: Return an array even where the name `"causal"` would do.
-
-    Returns:
-        `(rows, prior + rows)` booleans, true where a row sees a column; or `"causal"`.
-    """
-    if prior + rows <= window and not as_array:
-        return "causal"
-    if sinks:
-        return mask_with_sinks(rows, prior, window, sinks)
-    mask: mx.array = create_causal_mask(rows, prior, window_size=window)
-    return mask
-
-
 def mask_with_sinks(rows: int, prior: int, window: int, sinks: int) -> mx.array:
-    """Return a block's mask in which each row sees what a single step would see.
+    """Return the mask of a block of `rows` in which each row sees what a single step would see.
 
-    mlx-lm's mask for blocks lets the sinks slide out of view.
-
-    Args:
-        rows: Rows of the block.
-        prior: Rows before it, the sinks first.
-        window: Rows that a single step sees, itself and the sinks included.
-        sinks: Rows that are always visible.
+    That is `window` rows, itself and the sinks included: the first `sinks` of the `prior` rows are
+    always visible. mlx-lm's mask for blocks lets them slide out of view.
 
     Returns:
         `(rows, prior + rows)` booleans, true where a row sees a column.
@@ -77,12 +35,8 @@ class Sinks:
     """The attention sinks in one buffer `(1, heads, rows, width)`, and the rows they overwrite.
 
     A step sees the sinks and the last rows. Both must be contiguous, so the sinks are copied to
-    just before the last rows, and the rows that this overwrites are preserved for a rewind.
-
-    Args:
-        window: Rows that a single step sees.
-        keep: How many of them are sinks: the first of the sequence.
-        capacity: Most rows of the buffer.
+    just before the last rows, and the rows that this overwrites are preserved for a rewind. A step
+    sees `window` rows, the first `keep` of the sequence among them.
     """
 
     def __init__(self, window: int, keep: int, capacity: int) -> None:
@@ -95,15 +49,10 @@ class Sinks:
         self._preserved = 0  # valid rows of it
 
     def rebuild(self, rows: mx.array, free: int) -> mx.array:
-        """Return a new buffer, which this object manages from now on.
+        """Return a new buffer `(1, heads, n + free, width)`, managed by this object from now on.
 
-        Args:
-            rows: `(1, heads, n, width)`, in time order: the sinks, if `n` is more than a
-                window, and the last rows.
-            free: Rows to be written after them.
-
-        Returns:
-            `(1, heads, n + free, width)`.
+        It begins with `rows`, `(1, heads, n, width)`, in time order: the sinks, if `n` is more than
+        a window, and the last rows.
         """
         fresh = _zeros(rows, free)
         start = self._first_visible(rows.shape[2])
@@ -118,12 +67,7 @@ class Sinks:
         return mx.concatenate([rows[..., :start, :], self._sinks, last, fresh], axis=2)
 
     def append(self, buffer: mx.array, new: mx.array, rows: int) -> mx.array:
-        """Write rows after the valid ones, in place.
-
-        Args:
-            buffer: Has capacity for them.
-            new: `(1, heads, T, width)`.
-            rows: Valid rows of the buffer.
+        """Write `new`, `(1, heads, T, width)`, after the valid `rows` of a buffer that has room.
 
         Returns:
             The rows that the new rows see: the window of the first of them, and themselves.
@@ -141,13 +85,7 @@ class Sinks:
         return mx.depends([seen], copies)[0] if copies else seen
 
     def window(self, buffer: mx.array, rows: int, count: int) -> mx.array:
-        """Return the sinks and the last of the first `rows` rows, in time order.
-
-        Args:
-            buffer: The buffer.
-            rows: Valid rows of it.
-            count: Rows to return, sinks included.
-        """
+        """Return the sinks and the last of the first `rows` rows, `count` in all, in time order."""
         start = rows - count
         if self._keep and start > max(self._at, self._preserved):
             sinks = buffer[..., self._at : self._at + self._keep, :]
@@ -231,10 +169,6 @@ class RewindableRotatingKVCache(BaseCache, RotatingKVCache):
         stock.keys, stock.values, stock.offset, stock._idx = None, None, 0, 0
         cache._source = stock
         return cache
-
-    @staticmethod
-    def inspect(stock: RotatingKVCache, /) -> StockContent:
-        return StockContent.of_rows(stock.offset, stock.keys, stock.values)
 
     def move_out(self) -> RotatingKVCache:
         stock = self._source or RotatingKVCache(max_size=self.max_size, keep=self.keep)
@@ -322,9 +256,15 @@ class RewindableRotatingKVCache(BaseCache, RotatingKVCache):
         prior = min(self.rows(), self.max_size - 1)
         window = window_size or self.max_size
         if N == 1:
-            return mask_of_one(prior, window)
-        shown = self.keep if self._speculating and window == self.max_size else 0
-        return mask_of_block(N, prior, window, shown, as_array=return_array)
+            # A layer's window may be smaller than its cache's.
+            hidden = prior + 1 - window
+            return mx.arange(prior + 1) >= hidden if hidden > 0 else None
+        if prior + N <= window and not return_array:
+            return "causal"
+        if self.keep and self._speculating and window == self.max_size:
+            return mask_with_sinks(N, prior, window, self.keep)
+        mask: mx.array = create_causal_mask(N, prior, window_size=window)
+        return mask
 
     @override
     def start_at(self, position: int, /) -> None:

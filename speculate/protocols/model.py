@@ -61,11 +61,7 @@ class Forward:
 
 
 def required(array: mx.array | None, model: str, what: str) -> mx.array:
-    """Return an output of a forward, or raise if there is none.
-
-    Raises:
-        SpeculateError: It is `None`.
-    """
+    """Return an output of a forward, or raise `SpeculateError` if it is `None`."""
     if array is None:
         raise SpeculateError(
             f"{model} returns no {what}, which a proposer that reads Commit.{what.split()[0]} "

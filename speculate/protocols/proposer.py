@@ -97,14 +97,7 @@ class Commit:
         verdict: Verdict | None = None,
         bonus: int | None = None,
     ) -> Commit:
-        """Make the commit of the first tokens of a forward.
-
-        Args:
-            out: The forward that fed them. It may have more rows, those of rejected drafts.
-            ids: The tokens.
-            verdict: The outcome of this round's draft.
-            bonus: The id that was emitted after them, if it is known.
-        """
+        """Make the commit of `ids`, which `out` fed first. Other rows are of rejected drafts."""
         # A new array: slicing the fed tokens would be work for the device.
         tokens = mx.array(list(ids), dtype=mx.uint32)
         hidden = out.hidden if out.has_hidden else None

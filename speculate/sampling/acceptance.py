@@ -25,9 +25,6 @@ RESIDUAL_STREAM: Final = 4
 STREAMS_PER_ROUND: Final = 8
 """Noise streams reserved for one round; the next round uses the following ones."""
 
-MAX_SUM_ERROR: Final = 1e-3
-"""Largest deviation from 1 of a valid distribution's sum, in float32 over a large vocabulary."""
-
 SamplerCallable = Callable[[mx.array], mx.array]
 """mlx-lm's sampler: log-probabilities `(1, vocabulary)` -> ids `(1,)`."""
 
@@ -137,11 +134,7 @@ class Coupled(ExactMatch):
 
 @final
 class CallablePicker(ExactMatch):
-    """Calls an mlx-lm sampler, as `make_sampler` returns it, for each row, in order.
-
-    The output has the sampler's distribution. The sampler has its own generator, so seeds have
-    no effect.
-    """
+    """Calls an mlx-lm sampler for each row, in order. It draws by itself: seeds have no effect."""
 
     def __init__(self, sampler: SamplerCallable) -> None:
         self._sampler = sampler
@@ -185,12 +178,9 @@ class _SpeculativeSampling(ABC):
     ) -> tuple[mx.array, mx.array]:
         """Verify `k` drafts `tokens`, at least 1, with a uniform coin each.
 
-        Args:
-            p: `(rows, vocabulary)`, the target's probabilities.
-            q: `(k, vocabulary)`, from `draft_probabilities`. A draft whose row is zero and all
-                later ones must be rejected, and the token in its place has distribution p.
-            tokens: `(k,)`.
-            coins: `(k,)`.
+        `p`, `(rows, vocabulary)`, are the target's probabilities; `q`, `(k, vocabulary)`, those of
+        `draft_probabilities`: a draft whose row is zero must be rejected with all later ones, and
+        the token in its place has distribution p.
 
         Returns:
             The number of accepted drafts, `()` int32, and the weights `(k, vocabulary)` of the
@@ -253,17 +243,14 @@ class BlockVerification(_SpeculativeSampling):
 
 
 def acceptance_rule(distribution: TokenDistribution, mode: Mode = "coupled") -> AcceptanceRule:
-    """Make the rule that verifies the drafts of one sequence.
+    """Make the rule that verifies the drafts of one sequence: it is not for another one.
+
+    Its noise depends on the seed and the position, and in the modes "rejection" and "block" also
+    on the number of rounds before.
 
     Args:
         distribution: Of the sequence's tokens, with its seed.
-        mode: See `Sampling`. "coupled": the output depends neither on the drafts nor on the
-            proposer. "rejection" and "block": only its distribution is the same.
-
-    Returns:
-        A fresh rule. Its noise depends on the seed and the position, and in the modes
-        "rejection" and "block" also on the number of rounds before: make another one for each
-        sequence.
+        mode: See `Sampling`.
     """
     if mode == "rejection":
         return Rejection(distribution)
@@ -284,22 +271,15 @@ def draft_probabilities(draft: Draft, width: int) -> mx.array:
     distribution (see `Draft`) is 0, since the true one is unknown. Such a draft is always
     rejected, so that the target's own distribution is exact for the token in its place.
     """
-    tokens = draft.tokens
-    rows = [
-        (mx.arange(width) == tokens[index]).astype(mx.float32)[None]
-        if row is None
-        else _fit_width(mx.exp(row), width)
-        for index, row in enumerate(draft.logprobs or [None] * tokens.shape[0])
-    ]
+    rows = []
+    for index, row in enumerate(draft.logprobs or [None] * draft.tokens.shape[0]):
+        if row is None:
+            rows.append((mx.arange(width) == draft.tokens[index]).astype(mx.float32)[None])
+        else:
+            # A draft model's vocabulary may be padded differently.
+            missing = max(0, width - row.shape[-1])
+            rows.append(mx.pad(mx.exp(row[:, :width]), [(0, 0), (0, missing)]))
     q = mx.concatenate(rows)
-    # A sum that is infinite or NaN is not close to 1 either.
-    usable = (mx.abs(q.sum(axis=-1) - 1) < MAX_SUM_ERROR) & (at(q, tokens) > 0)
+    # In float32 the sum over a large vocabulary may deviate. An infinite or NaN sum never passes.
+    usable = (mx.abs(q.sum(axis=-1) - 1) < 1e-3) & (at(q, draft.tokens) > 0)
     return mx.where(usable[:, None], q, 0)
-
-
-def _fit_width(probabilities: mx.array, width: int) -> mx.array:
-    """Cut or pad a row to `width` columns: a draft model's vocabulary may be padded differently."""
-    missing = width - probabilities.shape[-1]
-    if missing <= 0:
-        return probabilities[:, :width]
-    return mx.pad(probabilities, [(0, 0), (0, missing)])

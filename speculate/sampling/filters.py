@@ -79,26 +79,12 @@ def _below(logprobs: mx.array, threshold: mx.array) -> mx.array:
 @final
 @attrs.frozen
 class Distribution:
-    """The distribution that the options of `Sampling` give the tokens of one sequence.
-
-    Attributes:
-        options: Filters and temperature; the temperature is above 0.
-        seed: Seed of the sequence.
-    """
+    """The `TokenDistribution` of `Sampling`: the filters, then a temperature above 0."""
 
     options: Sampling
     seed: int
 
     def log_weights(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
-        """Log-probabilities after filters, divided by the temperature.
-
-        Args:
-            logits: `(rows, vocabulary)`, after processors.
-            positions: The sequence position that each row predicts.
-
-        Returns:
-            `(rows, vocabulary)` float32, not normalised; `-inf` for removed tokens.
-        """
         o = self.options
         logprobs = log_softmax(logits)
         if 0 < o.top_p < 1:

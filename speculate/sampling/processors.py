@@ -70,15 +70,7 @@ class ForkableProcessor(Protocol):
     """
 
     def __call__(self, tokens: mx.array, logits: mx.array, /) -> mx.array:
-        """Process one row.
-
-        Args:
-            tokens: `(n,)`, the whole sequence so far, including the prompt.
-            logits: `(1, vocabulary)`.
-
-        Returns:
-            `(1, vocabulary)`.
-        """
+        """Process one row `(1, vocabulary)` that follows `tokens`, `(n,)`: prompt and output."""
 
     def fork(self) -> Self:
         """A copy with the same state that shares no mutable data with the original."""

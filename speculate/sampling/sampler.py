@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, NoReturn, cast, final
+from typing import cast, final
 
 import mlx.core as mx
 
@@ -20,12 +20,6 @@ from speculate.sampling.acceptance import (
 from speculate.sampling.filters import Distribution
 from speculate.sampling.options import Sampling
 from speculate.sampling.processors import Processor, Processors, penalties
-
-INTEGERS: Final[frozenset[mx.Dtype]] = frozenset(
-    (mx.int8, mx.int16, mx.int32, mx.int64, mx.uint8, mx.uint16, mx.uint32, mx.uint64)
-)
-FLOATS: Final[frozenset[mx.Dtype]] = frozenset((mx.bfloat16, mx.float16, mx.float32, mx.float64))
-"""Dtypes of the answers of a caller's sampler."""
 
 
 @final
@@ -81,10 +75,7 @@ class TokenSampler:
         return self._processors.apply(tokens[:known], logits[row : row + 1])
 
     def _verify_row_by_row(self, tokens: mx.array, draft: Draft, logits: mx.array) -> Verification:
-        """Verify drafts one by one, calling processors only for rows whose prefix is accepted.
-
-        Synchronises once per row.
-        """
+        """Verify draft by draft: processors see accepted prefixes only. Waits for each row."""
         rows: list[mx.array] = []
         emitted: list[mx.array] = []
         while True:
@@ -112,9 +103,6 @@ class CheckedSampler:
     """A caller's sampler, whose answers are checked for what would corrupt the output.
 
     The checks read types and shapes, which the host knows, and never wait for the device.
-
-    Args:
-        sampler: The caller's.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -135,49 +123,51 @@ class CheckedSampler:
 
     def choose(self, logits: mx.array, index: int, /) -> DraftToken:
         choice = self._sampler.choose(logits, index)
-        if not isinstance(choice, DraftToken):
-            self._refuse("choose() returned", choice, "a DraftToken")
-        self._check("choose() returned a DraftToken whose token", choice.token, (1,), INTEGERS)
+        self._check_type("choose() returned", choice, DraftToken)
+        what = "choose() returned a DraftToken whose"
+        self._check(f"{what} token", choice.token, (1,), mx.integer)
         if choice.logprobs is not None:
-            what = "choose() returned a DraftToken whose array of log-probabilities"
-            self._check(what, choice.logprobs, logits.shape, FLOATS)
+            what = f"{what} array of log-probabilities"
+            self._check(what, choice.logprobs, logits.shape, mx.floating)
         return choice
 
     def verify(self, last_token: mx.array, draft: Draft, logits: mx.array, /) -> Verification:
         verification = self._sampler.verify(last_token, draft, logits)
-        if not isinstance(verification, Verification):
-            self._refuse("verify() returned", verification, "a Verification")
+        self._check_type("verify() returned", verification, Verification)
         rows, vocabulary = logits.shape
         what = "verify() returned a Verification whose"
-        self._check(f"{what} accepted", verification.accepted, (), INTEGERS)
-        self._check(f"{what} tokens", verification.tokens, (rows,), INTEGERS)
+        self._check(f"{what} accepted", verification.accepted, (), mx.integer)
+        self._check(f"{what} tokens", verification.tokens, (rows,), mx.integer)
         found = verification.logits
         if found is not logits:
             # Fewer rows are allowed: those after the first rejected draft are not read.
             shape: tuple[int, ...] = getattr(found, "shape", ())
             few = len(shape) == 2 and 0 < shape[0] < rows
             shape = (shape[0] if few else rows, vocabulary)
-            self._check(f"{what} logits", found, shape, FLOATS)
+            self._check(f"{what} logits", found, shape, mx.floating)
         return verification
 
     def commit(self, tokens: mx.array, /) -> None:
         self._sampler.commit(tokens)
 
     def _check(
-        self, what: str, value: object, shape: tuple[int, ...], dtypes: frozenset[mx.Dtype]
+        self, what: str, value: mx.array, shape: tuple[int, ...], kind: mx.DtypeCategory
     ) -> None:
-        """Refuse anything but an array of a shape and one of some dtypes."""
-        if not isinstance(value, mx.array):
-            self._refuse(f"{what} is", value, "an array")
-        if value.shape != shape or value.dtype not in dtypes:
+        self._check_type(f"{what} is", value, mx.array)
+        if value.shape != shape or not mx.issubdtype(value.dtype, kind):
             dtype = str(value.dtype).rpartition(".")[2]
-            kind = "integers" if dtypes is INTEGERS else "floating-point numbers"
-            raise SpeculateError(f"{self}.{what} is {value.shape} {dtype}, not {shape} {kind}")
+            wanted = "integers" if kind is mx.integer else "floating-point numbers"
+            raise SpeculateError(f"{self}.{what} is {value.shape} {dtype}, not {shape} {wanted}")
 
-    def _refuse(self, what: str, value: object, wanted: str) -> NoReturn:
-        name = type(value).__name__
-        article = "an" if name[0].lower() in "aeiou" else "a"
-        raise SpeculateError(f"{self}.{what} {article} {name}, not {wanted}")
+    def _check_type(self, what: str, value: object, wanted: type) -> None:
+        if not isinstance(value, wanted):
+            found, needed = _with_article(type(value)), _with_article(wanted)
+            raise SpeculateError(f"{self}.{what} {found}, not {needed}")
+
+
+def _with_article(kind: type) -> str:
+    name = kind.__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 @final
@@ -192,28 +182,20 @@ class SamplerFactory:
     def __init__(
         self, sampling: Sampling | Sampler | SamplerCallable, processors: Sequence[Processor]
     ) -> None:
-        self._given: CheckedSampler | None = None
-        self._sampling: Sampling | SamplerCallable = Sampling()
-        if isinstance(sampling, Sampler):
-            self._given = CheckedSampler(sampling)
-            if processors:
-                raise OptionError(
-                    f"logits_processors cannot be combined with the sampler {self._given}, which "
-                    "gets the model's own logits: apply them in its verify()"
-                )
-        else:
-            self._sampling = sampling
-        own = penalties(self._sampling) if isinstance(self._sampling, Sampling) else []
+        self._sampling = CheckedSampler(sampling) if isinstance(sampling, Sampler) else sampling
+        if isinstance(self._sampling, CheckedSampler) and processors:
+            raise OptionError(
+                f"logits_processors cannot be combined with the sampler {self._sampling}, which "
+                "gets the model's own logits: apply them in its verify()"
+            )
+        own = penalties(sampling) if isinstance(sampling, Sampling) else []
         self._processors = Processors(own, processors)
 
     def begin_sequence(self) -> tuple[Sampler, int | None]:
         """A sampler for one sequence, and the seed that reproduces it, drawn if none is given.
 
-        Without a seed in the options, one is drawn. It is `None` for greedy decoding, for the
-        caller's sampler and for an mlx-lm sampler.
+        The seed is `None` for greedy decoding, a caller's sampler and an mlx-lm sampler.
         """
-        if self._given is not None:
-            return self._given, None
         seed: int | None = None
         if isinstance(self._sampling, Sampling) and self._sampling.temperature > 0:
             seed = self._sampling.seed
@@ -224,13 +206,13 @@ class SamplerFactory:
 
     def sampler(self, seed: int) -> Sampler:
         """A sampler that continues with the current state of the processors."""
-        if self._given is not None:
-            return self._given
-        return TokenSampler(lambda: _rule(self._sampling, seed), self._processors)
+        sampling = self._sampling
+        if isinstance(sampling, CheckedSampler):
+            return sampling
+        return TokenSampler(lambda: _rule(sampling, seed), self._processors)
 
 
 def _rule(sampling: Sampling | SamplerCallable, seed: int) -> AcceptanceRule:
-    """The acceptance rule for one sequence."""
     if not isinstance(sampling, Sampling):
         return CallablePicker(sampling)
     if sampling.temperature == 0:

@@ -96,15 +96,11 @@ class AcceptanceCurve:
     If a draft is a copy, each right token makes the match one token longer, and longer matches
     are more likely to continue: with little data, a 1/n miss rate is assumed after an n-token
     match, but at least `MIN_COPY_END_RATE`.
-
-    Args:
-        prior: Acceptance rate of a first draft without evidence; may be set at any time.
-        match_length: Tokens before the draft that match what it copies; 0 if it is no copy.
     """
 
     def __init__(self, prior: float, match_length: int = 0) -> None:
-        self.prior = prior
-        self._match_length = match_length
+        self.prior = prior  # acceptance rate of a first draft without evidence
+        self._match_length = match_length  # of the draft's copy; 0 if it is none
         self._right: list[float] = []
         self._compared: list[float] = []
         self._fast: list[float] = []
@@ -124,10 +120,7 @@ class AcceptanceCurve:
             self.update(position, 1, int(position < right))
 
     def update(self, position: int, compared: int, right: int) -> None:
-        """Learn from `compared` drafts that were right before `position`.
-
-        `right` of them were right there, too. Position 0 is the first token of a draft.
-        """
+        """Learn from `compared` drafts that were right so far; `right` also are at `position`."""
         if not compared:
             return
         self._decay()
@@ -213,15 +206,11 @@ class MatchOnset:
 
     A plain round is launched before the last token is read. A match that begins at that token is
     then found too late, unless the lookup is asked without a forecast.
-
-    Attributes:
-        probability: That there is a match at the next position if there is none now.
-        bucket: Kind of the latest draft at a match onset; see `Forecast`.
     """
 
     def __init__(self) -> None:
-        self.probability: float = 0.0
-        self.bucket: int = 0
+        self.probability: float = 0.0  # of a match at the next position if there is none now
+        self.bucket: int = 0  # kind of the latest draft at a match onset; see `Forecast`
         self._found = False
 
     def on_copy_end(self) -> None:
@@ -240,23 +229,12 @@ class MatchOnset:
 
 @final
 class ProposerEstimate:
-    """A proposer, and the acceptance rates learned of it.
-
-    Args:
-        proposer: The proposer.
-
-    Attributes:
-        proposer: The proposer.
-        name: Its name.
-        free: Whether its drafts cost next to nothing.
-        failed: Whether it raised in this sequence; it is then not asked again.
-        onset: How often a match begins, if it is a lookup.
-    """
+    """A proposer, and the acceptance rates learned of it."""
 
     def __init__(self, proposer: Proposer) -> None:
         self.proposer = proposer
         self.name: str = proposer.name
-        self.failed: bool = False
+        self.failed: bool = False  # whether it raised in this sequence; it is then not asked again
         self._forecasts = proposer if isinstance(proposer, SupportsForecast) else None
         self._feeds_backlog = proposer if isinstance(proposer, SupportsBacklog) else None
         self.free: bool = isinstance(proposer, SupportsFreeDrafts) and proposer.free
@@ -319,11 +297,8 @@ class ProposerEstimate:
     @property
     def first_draft_rate(self) -> float | None:
         """Acceptance rate of its first draft; `None` if it forecasts or has no evidence."""
-        return (
-            None
-            if self._forecasts is not None or self.has_no_evidence
-            else self._curve(0).survival(1)[0]
-        )
+        known = self._forecasts is None and not self.has_no_evidence
+        return self._curve(0).survival(1)[0] if known else None
 
     def set_prior(self, rate: float) -> None:
         """Derive its prior from the acceptance rate of other proposers, if it has no evidence."""

@@ -13,11 +13,7 @@ from typing import Final, Literal, final
 import attrs
 
 from speculate.protocols import Costs, Plan, Proposer, Round
-from speculate.strategies.acceptance import (
-    DECAY_INTERVAL_TOKENS,
-    ProposerEstimate,
-    share_priors,
-)
+from speculate.strategies.acceptance import DECAY_INTERVAL_TOKENS, ProposerEstimate, share_priors
 from speculate.strategies.fixed import check_proposer
 from speculate.strategies.round_times import CostStore, RoundTimes, check_costs, context_bucket
 from speculate.validation import refuse, validated_choice, validated_flag
@@ -61,19 +57,12 @@ Availability = tuple[ProposerEstimate, tuple[int, int], float]
 @final
 @attrs.frozen
 class Candidate:
-    """A possible next round.
+    """A possible next round."""
 
-    Attributes:
-        estimate: The proposer that would draft; `None` for a plain round.
-        depth: Tokens to draft.
-        tokens: Expected number of emitted tokens.
-        time: Expected duration, in plain rounds.
-    """
-
-    estimate: ProposerEstimate | None
+    estimate: ProposerEstimate | None  # the proposer that would draft; `None` for a plain round
     depth: int
-    tokens: float
-    time: float
+    tokens: float  # expected number of emitted tokens
+    time: float  # expected duration, in plain rounds
 
     @property
     def rate(self) -> float:
@@ -109,13 +98,10 @@ class ExplorationBudget:
     Every round adds to it. Exploring a candidate spends the loss that is expected of it, and is
     corrected once its emitted tokens are known, so that a disappointing result reduces further
     exploration.
-
-    Attributes:
-        balance: Plain rounds available; negative if exploration lost more than expected.
     """
 
     def __init__(self) -> None:
-        self.balance: float = INITIAL_BALANCE_STEPS
+        self.balance: float = INITIAL_BALANCE_STEPS  # negative if it lost more than expected
         self._explored: tuple[Candidate, Candidate] | None = None
 
     def begin(self) -> None:
@@ -127,10 +113,7 @@ class ExplorationBudget:
         self._add(EXPLORATION_SHARE * time)
 
     def spend(self, candidate: Candidate, price: float, best: Candidate) -> bool:
-        """Pay a price in plain rounds for exploring a candidate instead of the best one.
-
-        Returns `False` if the balance does not allow it.
-        """
+        """Pay for exploring a candidate instead of the best one; `False` if that is too much."""
         if price > self.balance:
             return False
         self.balance -= price

@@ -81,11 +81,7 @@ class Fixed:
 
 
 def check_proposer(proposer: object) -> None:
-    """Raise for anything that is not a proposer: a model, a list, or a class.
-
-    Raises:
-        OptionError: It is not a proposer.
-    """
+    """Raise `OptionError` for anything that is not a proposer: a model, a list, or a class."""
     if isinstance(proposer, type):
         raise OptionError(f"proposer: {proposer.__name__} is a class: pass an instance of it")
     # A wrapper may delegate to another object, but every proposer has a name.
@@ -98,11 +94,7 @@ def check_proposer(proposer: object) -> None:
 
 
 def checked_forecast(proposer: Proposer, forecast: object) -> Forecast:
-    """Return the result of `forecast()` if it is valid.
-
-    Raises:
-        SpeculateError: It is not.
-    """
+    """Return the result of `forecast()`, or raise `SpeculateError` if it is not valid."""
     if not isinstance(forecast, Forecast):
         raise _wrong_type(proposer, "forecast()", forecast, "a Forecast")
     _check_count(proposer, "Forecast.bucket", forecast.bucket, MAX_BUCKET)
@@ -111,11 +103,7 @@ def checked_forecast(proposer: Proposer, forecast: object) -> Forecast:
 
 
 def checked_scores(proposer: Proposer, scores: object) -> Sequence[DraftScore]:
-    """Return the result of `scores()` if it is valid.
-
-    Raises:
-        SpeculateError: It is not.
-    """
+    """Return the result of `scores()`, or raise `SpeculateError` if it is not valid."""
     if not isinstance(scores, Sequence):
         raise _wrong_type(proposer, "scores()", scores, "a list")
     for found in scores:
@@ -129,11 +117,7 @@ def checked_scores(proposer: Proposer, scores: object) -> Sequence[DraftScore]:
 
 
 def checked_backlog(proposer: Proposer, backlog: object) -> int:
-    """Return the result of `backlog()` if it is valid.
-
-    Raises:
-        SpeculateError: It is not.
-    """
+    """Return the result of `backlog()`, or raise `SpeculateError` if it is not valid."""
     _check_count(proposer, "backlog()", backlog)
     return cast(int, backlog)
 

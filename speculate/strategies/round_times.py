@@ -85,11 +85,7 @@ class RoundTimes:
         costs: Measured costs; `None` to start from defaults.
         proposers: Name of a proposer -> whether it drafts on the host, at no cost.
         max_depth: Most tokens of a draft.
-        fresh: Whether the costs were measured just now, or are to be trusted; otherwise the
-            machine's speed may have changed since.
-
-    Attributes:
-        baseline_seconds: Current duration of a plain round; 0 before any was timed.
+        fresh: Whether the machine's speed cannot have changed since the costs were measured.
     """
 
     def __init__(
@@ -113,8 +109,8 @@ class RoundTimes:
             self._steps[name] = step
             self._tables[name] = [time + step * depth for depth, time in enumerate(rows)]
         self._times = {name: list(table) for name, table in self._tables.items()}
-        # Duration of a plain round in seconds: current, when last measured, and as implied by
-        # each of the last rounds.
+        # Duration of a plain round in seconds, 0 before any was timed: current, when last
+        # measured, and as implied by each of the last rounds.
         self.baseline_seconds = self._checked_baseline = 0.0 if costs is None else unit
         self._baselines = deque([self.baseline_seconds] * WINDOW_ROUNDS, maxlen=WINDOW_ROUNDS)
         self._baseline_stale = costs is None or not fresh
@@ -164,10 +160,7 @@ class RoundTimes:
             self._set_baseline(fmean(time for time in self._checks if not _differ(time, least)))
 
     def observe(self, name: str, depth: int, seconds: float, backlog: int = 0) -> None:
-        """Learn from the duration of a round in which `name` drafted `depth` tokens.
-
-        Before the draft it fed a backlog of so many tokens.
-        """
+        """Learn from a round in which `name` fed a `backlog`, then drafted `depth` tokens."""
         if not self.baseline_seconds:
             return
         if self._count(name) >= STALE_AFTER_ROUNDS:
@@ -253,10 +246,7 @@ def _differ(one: float, other: float) -> bool:
 
 
 def interpolated(table: Mapping[int, float], at: int) -> float:
-    """The value of a table at an argument, by linear interpolation and extrapolation.
-
-    The table has at least two entries.
-    """
+    """The value of a table of two entries or more, by linear interpolation and extrapolation."""
     known = sorted(table)
     right = min(max(bisect_left(known, at), 1), len(known) - 1)
     low, high = known[right - 1], known[right]
@@ -273,10 +263,8 @@ def context_bucket(context: int) -> int:
 class CostStore:
     """One file per key and context length; a key is a model, its proposers and the machine.
 
-    Costs that cannot be read are measured again; costs that cannot be written are not stored.
-
-    Args:
-        folder: Folder of the files; by default `speculate` in the user's cache folder.
+    Costs that cannot be read are measured again; costs that cannot be written are not stored. The
+    default folder is `speculate` in the user's cache folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -299,8 +287,7 @@ class CostStore:
     def save(self, key: str, costs: Costs) -> None:
         """Store measured costs under `key`."""
         path = self._path(key, costs.context)
-        own = f".{os.getpid()}.{threading.get_ident()}.tmp"
-        beside = path.with_suffix(own)
+        beside = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside.write_text(json.dumps({"key": key, **attrs.asdict(costs)}), encoding="utf-8")
@@ -322,11 +309,7 @@ class CostStore:
 
 
 def check_costs(costs: Costs) -> Costs:
-    """Return the costs if they are valid.
-
-    Raises:
-        OptionError: A time is missing or implausible.
-    """
+    """Return the costs, or raise `OptionError` if a time is missing or implausible."""
     rows, seconds = list(costs.forward), [*costs.forward.values(), *costs.draft.values()]
     if 1 not in rows or len(rows) < 2 or min(rows) < 1:
         raise OptionError(f"costs need the times of 1 row and of more rows, got those of {rows}")

@@ -240,7 +240,7 @@ class ProposerEstimate:
         self.free: bool = isinstance(proposer, SupportsFreeDrafts) and proposer.free
         self._curves: dict[int, AcceptanceCurve] = {}
         self._all_buckets = AcceptanceCurve(PRIOR_ACCEPTANCE)
-        self.onset = MatchOnset()
+        self.onset: MatchOnset = MatchOnset()
         self._last_rate = 1.0
         self._drafts = 0
 

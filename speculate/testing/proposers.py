@@ -79,7 +79,7 @@ class ProposerHarness:
     """The proposers and the target of a suite, and what is committed: ids and hidden states."""
 
     def __init__(self, suite: ProposerTests) -> None:
-        self.make = suite.make_proposer
+        self.make: Callable[[], Proposer] = suite.make_proposer
         self.target: SpeculativeModel = suite.target()
         self._tolerance = suite.tolerance
         self.sequence: list[int] = repetitive(self.target.vocab_size)

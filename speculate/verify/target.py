@@ -60,12 +60,25 @@ class RecordingProposer:
     def __init__(self, proposer: Proposer) -> None:
         self.name: str = proposer.name
         self.drafts: list[tuple[int, mx.array]] = []
-        self._propose = proposer.propose
-        self.attach, self.begin, self.commit = proposer.attach, proposer.begin, proposer.commit
-        self.position, self.settle = proposer.position, proposer.settle
+        self._inner = proposer
+
+    def attach(self, target: SpeculativeModel, /) -> None:
+        self._inner.attach(target)
+
+    def begin(self, position: int, history: Sequence[int] = (), /) -> None:
+        self._inner.begin(position, history)
+
+    def position(self) -> int:
+        return self._inner.position()
+
+    def commit(self, commit: Commit, /) -> None:
+        self._inner.commit(commit)
+
+    def settle(self) -> None:
+        self._inner.settle()
 
     def propose(self, last_token: mx.array, limit: int, choose: DraftSampler, /) -> Draft:
-        draft = self._propose(last_token, limit, choose)
+        draft = self._inner.propose(last_token, limit, choose)
         if draft.tokens.shape[0]:
             self.drafts.append((limit, draft.tokens))
         return draft

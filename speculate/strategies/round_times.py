@@ -111,7 +111,8 @@ class RoundTimes:
         self._times = {name: list(table) for name, table in self._tables.items()}
         # Duration of a plain round in seconds, 0 before any was timed: current, when last
         # measured, and as implied by each of the last rounds.
-        self.baseline_seconds = self._checked_baseline = 0.0 if costs is None else unit
+        self.baseline_seconds: float = 0.0 if costs is None else unit
+        self._checked_baseline = self.baseline_seconds
         self._baselines = deque([self.baseline_seconds] * WINDOW_ROUNDS, maxlen=WINDOW_ROUNDS)
         self._baseline_stale = costs is None or not fresh
         self._checks: list[float] = []

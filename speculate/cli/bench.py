@@ -13,7 +13,7 @@ import attrs
 import mlx.core as mx
 
 from speculate.cli import _bench_report as report
-from speculate.cli._arguments import Command, add_models, parse_positive
+from speculate.cli._arguments import add_models, parse_positive
 from speculate.cli._bench_runs import REPEATS, Estimate, run_all, settings_for, time_forwards
 from speculate.cli._console import as_json, device, progress_bars, versions, writing
 from speculate.cli._models import load_named
@@ -36,22 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
     add_models(parser, "--draft-model", "--draft")
-    add(
-        "--tokens",
-        type=parse_positive,
-        default=128,
-        metavar="N",
-        help="tokens of each run (default: %(default)s). There are 64 runs with a head or a draft "
-        "model, and 88 with both; the time that they take is estimated after the warm-up",
+    tokens = (
+        "tokens of each run (default: %(default)s). There are 64 runs with a head or a draft "
+        "model, and 88 with both; the time that they take is estimated after the warm-up"
     )
-    add(
-        "--output",
-        "-o",
-        type=Path,
-        default=Path("speculate-bench"),
-        metavar="DIR",
-        help=f"the folder for {DATA_FILE} and {PICTURE_FILE} (default: %(default)s)",
-    )
+    add("--tokens", type=parse_positive, default=128, metavar="N", help=tokens)
+    folder, output = Path("speculate-bench"), f"the folder for {DATA_FILE} and {PICTURE_FILE}"
+    shown = f"{output} (default: %(default)s)"
+    add("--output", "-o", type=Path, default=folder, metavar="DIR", help=shown)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,11 +110,3 @@ def _workloads(tokenizer: TokenizerWrapper) -> Mapping[str, Sequence[Sequence[in
             )
         found[kind] = [cast("list[int]", tokenizer.encode(text)) for text in texts[:PROMPTS]]
     return found
-
-
-COMMAND: Final[Command] = Command(
-    summary="Measure forwards and drafts on this machine, and the speedup of each strategy.",
-    example="speculate bench --draft-model draft --tokens 64 --output speculate-bench",
-    add_arguments=add_arguments,
-    run=run,
-)

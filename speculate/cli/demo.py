@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from speculate.cli._arguments import Command, add_depth, add_prompt, read_prompt
+from speculate.cli._arguments import add_depth, add_prompt, read_prompt
 from speculate.cli._console import table_of
 from speculate.cli._models import load_named, strategy_for
 from speculate.decoding.stats import Stats
@@ -78,13 +78,6 @@ def run(args: argparse.Namespace) -> int:
     console.print(f"The three texts {verdict}")
     return 0 if same else 1
 
-
-COMMAND: Final[Command] = Command(
-    summary="Decode a prompt plain, with the MTP head, and with a draft model.",
-    example="speculate demo --max-tokens 64 --depth 4",
-    add_arguments=add_arguments,
-    run=run,
-)
 
 if __name__ == "__main__":
     from speculate.cli.main import main

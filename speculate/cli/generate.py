@@ -5,19 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
-from typing import Final, cast
+from typing import cast
 
 from speculate.cli._arguments import (
-    BITS,
-    GROUP_SIZES,
     STANDARD_STREAM,
-    Command,
+    add_cache,
     add_depth,
     add_models,
     add_prompt,
     add_sampling,
-    parse_count,
-    parse_positive,
     read_prompt,
     sampling_from,
 )
@@ -32,68 +28,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_models(parser, "--draft-model")
     add_prompt(parser, max_tokens=256)
-    add(
-        "--proposer",
-        nargs="+",
-        choices=PROPOSERS,
-        metavar="NAME",
-        help="one or several proposers: draft (the draft model), mtp (the model's own head), "
-        "lookup (what followed the same tokens earlier), or off (default: all available)",
+    proposers = (
+        "one or several proposers: draft (the draft model), mtp (the model's own head), lookup "
+        "(what followed the same tokens earlier), or off (default: all available)"
     )
+    add("--proposer", nargs="+", choices=PROPOSERS, metavar="NAME", help=proposers)
     add_depth(parser, default=None)
-    add(
-        "--chat-template",
-        choices=("on", "off"),
-        help="apply the tokenizer's chat template to the prompt (default: on if it has one)",
+    chat = "apply the tokenizer's chat template to the prompt (default: on if it has one)"
+    add("--chat-template", choices=("on", "off"), help=chat)
+    stop = "end the text before this string; may be repeated"
+    add("--stop", action="append", default=[], metavar="TEXT", help=stop)
+    stats = (
+        "show proposers, acceptance and speedup: in a terminal live below the text, elsewhere in "
+        "a table after it, on standard error"
     )
-    add(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the text before this string; may be repeated",
-    )
-    add(
-        "--stats",
-        action="store_true",
-        help="show proposers, acceptance and speedup: in a terminal live below the text, "
-        "elsewhere in a table after it, on standard error",
-    )
-    add(
-        "--events",
-        metavar="FILE",
-        help="append each round to FILE as a line of JSON; - writes to standard error instead of "
-        "the counters",
-    )
+    add("--stats", action="store_true", help=stats)
+    events = "append each round to FILE as a line of JSON; - writes to standard error instead of"
+    add("--events", metavar="FILE", help=f"{events} the counters")
     add_sampling(parser)
-    _add_cache_arguments(parser)
-
-
-def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("prompt and cache, as in mlx-lm").add_argument
-    add("--kv-bits", type=int, choices=BITS, help="quantise the cache to this many bits")
-    add(
-        "--kv-group-size",
-        type=int,
-        choices=GROUP_SIZES,
-        default=64,
-        help="values that share a scale (default: %(default)s)",
-    )
-    add(
-        "--quantized-kv-start",
-        type=parse_count,
-        default=5000,
-        metavar="N",
-        help="length, in tokens, from which the cache is quantised (default: %(default)s)",
-    )
-    add("--max-kv-size", type=parse_positive, metavar="N", help="cache rows to keep for each layer")
-    add(
-        "--prefill-step-size",
-        type=parse_positive,
-        default=2048,
-        metavar="N",
-        help="prompt tokens in one forward (default: %(default)s)",
-    )
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -160,11 +113,3 @@ def _load_draft(args: argparse.Namespace) -> SpeculativeModel | None:
     if name is None and args.model in (None, "hybrid") and "draft" in (args.proposer or ()):
         name = "draft"
     return None if name is None else load_named(name, head=False)[0]
-
-
-COMMAND: Final[Command] = Command(
-    summary="Generate text with speculative decoding; drafts never change the result.",
-    example='speculate generate --prompt "def fibonacci(n):" --proposer mtp lookup --stats',
-    add_arguments=add_arguments,
-    run=run,
-)

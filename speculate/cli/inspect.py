@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, cast, final, get_args
 import attrs
 import mlx.core as mx
 
-from speculate.cli._arguments import Command, add_head
+from speculate.cli._arguments import add_head
 from speculate.cli._console import as_json
 from speculate.cli._models import find_checkpoint, is_bundled
 from speculate.errors import OptionError
@@ -35,26 +35,17 @@ CLEARLY_BETTER: Final = 2.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add(
-        "path",
-        nargs="?",
-        metavar="PATH",
-        help="a model's folder, a head's folder or file, a hub repository, or a bundled model "
-        f"(default: {DEMO_MODELS[0]})",
-    )
+    place = "a model's folder, a head's folder or file, a hub repository, or a bundled model"
+    add("path", nargs="?", metavar="PATH", help=f"{place} (default: {DEMO_MODELS[0]})")
     add("--json", action="store_true", help="print one JSON object instead of a table")
-    add(
-        "--check",
-        action="store_true",
-        help="load the model and its head, and measure the acceptance rate of the first draft; "
-        "exit status 1 if it is below 5 %%",
+    check = (
+        "load the model and its head, and measure the acceptance rate of the first draft; exit "
+        "status 1 if it is below 5 %%"
     )
+    add("--check", action="store_true", help=check)
     add_head(parser)
-    add(
-        "--norms",
-        choices=("gains", "raw"),
-        help="for --check: how the head's norms are stored (default: detected)",
-    )
+    norms = "for --check: how the head's norms are stored (default: detected)"
+    add("--norms", choices=("gains", "raw"), help=norms)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -164,11 +155,3 @@ def _greedy(model: SpeculativeModel, prompt: list[int], tokens: int) -> tuple[mx
         hidden.append(out.hidden)
         ids.append(fed)
     return mx.concatenate(hidden, axis=1), mx.concatenate(ids, axis=1)
-
-
-COMMAND: Final[Command] = Command(
-    summary="Describe a model and its head without loading them.",
-    example="speculate inspect hybrid --check",
-    add_arguments=add_arguments,
-    run=run,
-)

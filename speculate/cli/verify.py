@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
-from speculate.cli._arguments import STANDARD_STREAM, Command, add_models, parse_positive
+from speculate.cli._arguments import STANDARD_STREAM, add_models, add_number
 from speculate.cli._console import progress_bars, writing
 from speculate.cli._models import load_named
 from speculate.errors import OptionError
@@ -20,22 +20,14 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    add = parser.add_argument
     listed = f"{', '.join(DEMO_MODELS[:-1])} and {DEMO_MODELS[-1]}"
     add_models(parser, "--draft", "--draft-model", default=f"{listed}, one after another")
-    add(
-        "--tokens",
-        type=parse_positive,
-        default=24,
-        metavar="N",
-        help="tokens of each decoding run (default: %(default)s)",
+    add_number(parser, "--tokens", default=24, help="tokens of each decoding run")
+    written = (
+        "also write the report to FILE as JSON; - writes JSON to standard output, and the text to "
+        "standard error"
     )
-    add(
-        "--json",
-        metavar="FILE",
-        help="also write the report to FILE as JSON; - writes JSON to standard output, and the "
-        "text to standard error",
-    )
+    parser.add_argument("--json", metavar="FILE", help=written)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,11 +87,3 @@ def _load(name: str, draft_name: str | None, args: argparse.Namespace) -> Verifi
     drafters.append(verify.proposer_drafter(PromptLookup))
     ids = cast("list[int]", tokenizer.encode(demo_prompt()))
     return verify.VerificationTarget(model, ids, drafters=drafters, tokens=args.tokens)
-
-
-COMMAND: Final[Command] = Command(
-    summary="Check that decoding with drafts is exact for a model on this machine.",
-    example="speculate verify --model hybrid --draft draft --tokens 16",
-    add_arguments=add_arguments,
-    run=run,
-)

@@ -75,11 +75,20 @@ def demo_prompt() -> str:
     Raises:
         CheckpointError: This installation lacks it.
     """
+    return demo_prompts("code")[0]
+
+
+def demo_prompts(kind: str) -> list[str]:
+    """Return the bundled prompts of a kind, "code" or "prose".
+
+    Raises:
+        CheckpointError: This installation lacks them.
+    """
     folder = _data() / "prompts"
-    found = sorted(folder.glob("code_*.txt"))
+    found = [path.read_text(encoding="utf-8") for path in sorted(folder.glob(f"{kind}_*.txt"))]
     if not found:
         raise CheckpointError(f"{folder}: the bundled prompts are missing; reinstall mlx-speculate")
-    return found[0].read_text(encoding="utf-8")
+    return found
 
 
 def _data() -> Path:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, final
 
 import attrs
 
-from speculate.cli._bench_runs import ADAPTIVE, DEPTHS, OFF, BenchRun, count_drafts
+from speculate.cli._bench_runs import ADAPTIVE, DEPTHS, OFF, BenchRun
 from speculate.cli._console import table_of
 from speculate.cli._models import share_per_position
-from speculate.protocols import Round
+from speculate.decoding.stats import Stats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,9 +23,6 @@ COLOURS: Final = {"mtp": "#0072b2", "draft": "#d55e00", "lookup": "#009e73"}
 
 FILLS: Final = ("#56b4e9", "#e69f00", "#cc79a7", "#999999")
 """Colours of the workloads."""
-
-MIN_ROUNDS: Final = 3
-"""Fewest rounds whose median time is drawn."""
 
 
 @final
@@ -97,12 +94,19 @@ def relative_times(seconds: Mapping[int, float], context: int) -> ForwardTimes:
 
 def survival(runs: Sequence[BenchRun]) -> dict[str, list[float]]:
     """Share of the deepest drafts accepted up to each position, by proposer."""
-    rounds: dict[str, list[Round]] = {}
+    deepest: dict[str, list[BenchRun]] = {}
     for run in runs:
         name, _, depth = run.setting.partition(" ")
         if depth == str(max(DEPTHS)):
-            rounds.setdefault(name, []).extend(run.rounds)
-    return {name: share_per_position(count_drafts(own)) for name, own in rounds.items()}
+            deepest.setdefault(name, []).append(run)
+    return {name: share_per_position(_counted(own).total) for name, own in deepest.items()}
+
+
+def _counted(runs: Sequence[BenchRun]) -> Stats:
+    stats = Stats()
+    for round in (round for run in runs for round in run.rounds):
+        stats.count(round)
+    return stats
 
 
 def round_times(runs: Sequence[BenchRun]) -> list[RoundTime]:
@@ -131,8 +135,7 @@ def results_by_workload(runs: Sequence[BenchRun]) -> dict[str, dict[str, Setting
 
 
 def _result(runs: Sequence[BenchRun], plain: Sequence[BenchRun], overall: float) -> SettingResult:
-    rounds = [round for run in runs for round in run.rounds]
-    drafts, seconds = count_drafts(rounds), sum(run.seconds for run in runs)
+    stats, seconds = _counted(runs), sum(run.seconds for run in runs)
     spread = max(overall, *_repeat_differences(runs), *_repeat_differences(plain))
     speedup = sum(run.seconds for run in plain) / seconds
     effect = max(speedup, 1 / speedup) - 1
@@ -144,9 +147,9 @@ def _result(runs: Sequence[BenchRun], plain: Sequence[BenchRun], overall: float)
         )
     return SettingResult(
         tokens=sum(len(run.ids) for run in runs),
-        passes=len(rounds),
-        draft_tokens=drafts.draft_tokens,
-        accepted_tokens=drafts.accepted_tokens,
+        passes=stats.rounds,
+        draft_tokens=stats.draft_tokens,
+        accepted_tokens=stats.accepted_tokens,
         seconds=seconds,
         spread=spread,
         speedup=None if reason else speedup,
@@ -210,8 +213,7 @@ def summary_lines(results: Results) -> Iterator[str]:
             f"{workload}: best fixed setting {best}, {speedup_text(settings[best])}; "
             f"{ADAPTIVE} {speedup_text(settings[ADAPTIVE])}"
         )
-        unknown = [name for name, own in settings.items() if own.speedup is None]
-        if unknown:
+        if unknown := [name for name, own in settings.items() if own.speedup is None]:
             spread = max(settings[name].spread for name in unknown)
             yield (
                 f"{workload}: no speedup is given for {', '.join(unknown)}: repeated runs differ "
@@ -253,7 +255,8 @@ def draw(results: Results, path: Path) -> None:
 
     times: dict[str, dict[int, float]] = {}
     for choice in results.choices:
-        if choice.proposer is not None and choice.depth and choice.rounds >= MIN_ROUNDS:
+        # The median of fewer rounds says nothing.
+        if choice.proposer is not None and choice.depth and choice.rounds >= 3:
             times.setdefault(choice.proposer, {})[choice.depth] = choice.relative
     _draw_lines(rounds, times)
     rounds.axhline(1, color="black", linewidth=1, linestyle=":", label="no draft")

@@ -31,9 +31,6 @@ from speculate.errors import CannotRewindError, HeadNotFoundError, UnsupportedMo
 from speculate.models.registry import factory_for
 from speculate.protocols import SpeculativeModel, StockModel
 
-FINGERPRINT_DIGITS: Final = 12
-"""Hexadecimal digits of a tokenizer's fingerprint."""
-
 MAX_LISTED_LAYERS: Final = 8
 """Layer indices that a line of the report lists."""
 
@@ -155,12 +152,10 @@ def architecture(config: Mapping[str, object], folder: Path) -> Architecture:
     groups: dict[tuple[str, str, bool], list[int]] = {}
     for index, pair in enumerate(zip(caches, _cut_layers(adapter, len(caches)), strict=True)):
         groups.setdefault(_describe(*pair), []).append(index)
-    return Architecture(
-        adapter=None if adapter is None else type(adapter).__name__,
-        layers=tuple(LayerGroup(tuple(indices), *kind) for kind, indices in groups.items()),
-        vocabulary_size=None if adapter is None else adapter.vocab_size,
-        problem=problem,
-    )
+    layers = tuple(LayerGroup(tuple(indices), *kind) for kind, indices in groups.items())
+    if adapter is None:
+        return Architecture(layers=layers, problem=problem)
+    return Architecture(type(adapter).__name__, layers, adapter.vocab_size)
 
 
 def _cut_layers(adapter: SpeculativeModel | None, layers: int) -> list[bool]:
@@ -228,8 +223,7 @@ def _tokenizer(path: Path) -> TokenizerSummary | None:
         if isinstance(token, dict):
             ids[str(token.get("content"))] = token.get("id")
     text = json.dumps(sorted(ids.items()), ensure_ascii=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
-    return TokenizerSummary(len(ids), digest)
+    return TokenizerSummary(len(ids), hashlib.sha256(text.encode()).hexdigest()[:12])
 
 
 def show(report: CheckpointReport, check: Sequence[str]) -> None:

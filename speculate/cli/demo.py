@@ -43,14 +43,9 @@ def run(args: argparse.Namespace) -> int:
     runs: dict[str, tuple[Sequence[GenerationResponse], Stats]] = {}
     for proposer in PROPOSERS:
         for tokens in (WARM_UP_TOKENS, args.max_tokens):
-            stats = Stats()
+            strategy, stats = strategy_for(model, [proposer], args.depth, draft), Stats()
             generation = stream_generate(
-                model,
-                tokenizer,
-                prompt,
-                strategy=strategy_for(model, [proposer], args.depth, draft),
-                max_tokens=tokens,
-                observer=stats.count,
+                model, tokenizer, prompt, strategy=strategy, max_tokens=tokens, observer=stats.count
             )
             runs[proposer] = list(generation), stats
     texts = [[response.token for response in responses] for responses, _ in runs.values()]
@@ -60,18 +55,12 @@ def run(args: argparse.Namespace) -> int:
     text = "".join(response.text for response in runs["off"][0])
     console.print(text, markup=False, soft_wrap=True)
     console.print()
-    figures = ("tokens", "target passes", "accepted", "tokens/pass", "tokens/s")
-    table = table_of("proposer", *figures)
+    table = table_of("proposer", "tokens", "target passes", "accepted", "tokens/pass", "tokens/s")
     for proposer, (responses, stats) in runs.items():
         accepted = f"{stats.accepted_tokens} of {stats.draft_tokens}" if stats.drafts else ""
-        table.add_row(
-            PROPOSERS[proposer],
-            str(len(responses)),
-            str(stats.rounds),
-            accepted,
-            f"{len(responses) / stats.rounds:.2f}",
-            f"{responses[-1].generation_tps:.1f}",
-        )
+        counts = str(len(responses)), str(stats.rounds), accepted
+        each, rate = len(responses) / stats.rounds, responses[-1].generation_tps
+        table.add_row(PROPOSERS[proposer], *counts, f"{each:.2f}", f"{rate:.1f}")
     console.print(table)
     console.print()
     verdict = "are identical." if same else "DIFFER: this is a bug, please report it."

@@ -76,21 +76,16 @@ COMMANDS: Final[Mapping[str, Command]] = {
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser with all subcommands."""
-    parser = Parser(
-        prog="speculate",
-        description="Exact speculative decoding of mlx-lm models.",
-        epilog="\n  ".join(["Examples:", *(command.example for command in COMMANDS.values())]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    about = "Exact speculative decoding of mlx-lm models."
+    examples = "\n  ".join(["Examples:", *(command.example for command in COMMANDS.values())])
+    parser = Parser("speculate", description=about, epilog=examples, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
+        about, example = command.summary, f"Example: {command.example}"
         sub = subparsers.add_parser(
-            name,
-            help=command.summary,
-            description=command.summary,
-            epilog=f"Example: {command.example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=about, description=about, epilog=example, formatter_class=raw
         )
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)

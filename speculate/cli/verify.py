@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, cast
@@ -46,11 +45,16 @@ def run(args: argparse.Namespace) -> int:
             path = Path(args.json)
             with path.open("r+b") if path.exists() else NamedTemporaryFile(dir=path.parent):
                 pass
+    # Names of the models, each with its draft model.
+    models = [(args.model, args.draft)]
+    if args.model is None:
+        drafts = ((name, None if name == "draft" else "draft") for name in DEMO_MODELS)
+        models = [(name, args.draft or draft) for name, draft in drafts]
     report = VerificationReport(tokens=args.tokens)
     try:
         with progress_bars() as shown:
             # Load all models first, so that a loading error shows before any check runs.
-            loaded = [(*names, _load(*names, args)) for names in _model_names(args)]
+            loaded = [(*names, _load(*names, args)) for names in models]
             for name, draft, target in loaded:
                 check_model(report, name, draft, target, shown)
     except KeyboardInterrupt:
@@ -61,15 +65,6 @@ def run(args: argparse.Namespace) -> int:
     if report.interrupted:
         raise KeyboardInterrupt
     return 0
-
-
-def _model_names(args: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
-    """Names of the models, each with its draft model."""
-    if args.model is not None:
-        yield args.model, args.draft
-        return
-    for name in DEMO_MODELS:
-        yield name, args.draft or ("draft" if name != "draft" else None)
 
 
 def _load(name: str, draft_name: str | None, args: argparse.Namespace) -> VerificationTarget:

@@ -38,10 +38,7 @@ class ForwardTimes:
 @final
 @attrs.frozen
 class RoundTime:
-    """Median time of the rounds with one proposer and `depth` drafted tokens.
-
-    `relative` is `seconds` relative to rounds without a draft, whose proposer is `None`.
-    """
+    """Median time of rounds by proposer and depth; `relative` to those without a draft (`None`)."""
 
     proposer: str | None
     depth: int
@@ -53,11 +50,7 @@ class RoundTime:
 @final
 @attrs.frozen
 class SettingResult:
-    """All runs of one workload with one setting. See docs/telemetry.md.
-
-    `spread` is the largest difference between two runs of the same prompt, with this setting or
-    without drafts, as slower / faster - 1; at least the `disturbance` of the benchmark.
-    """
+    """All runs of one workload with one setting. docs/telemetry.md describes the fields."""
 
     tokens: int
     passes: int
@@ -136,15 +129,13 @@ def results_by_workload(runs: Sequence[BenchRun]) -> dict[str, dict[str, Setting
 
 def _result(runs: Sequence[BenchRun], plain: Sequence[BenchRun], overall: float) -> SettingResult:
     stats, seconds = _counted(runs), sum(run.seconds for run in runs)
+    # The largest difference between two runs of a prompt, with this setting or without drafts.
     spread = max(overall, *_repeat_differences(runs), *_repeat_differences(plain))
     speedup = sum(run.seconds for run in plain) / seconds
     effect = max(speedup, 1 / speedup) - 1
-    reason = None
-    if runs is not plain and effect <= spread:
-        reason = (
-            f"repeated runs differ by {spread:.0%}, and this setting from decoding without "
-            f"drafts by {effect:.0%}"
-        )
+    known = runs is plain or effect > spread
+    gain = f"this setting from decoding without drafts by {effect:.0%}"
+    unknown = f"repeated runs differ by {spread:.0%}, and {gain}"
     return SettingResult(
         tokens=sum(len(run.ids) for run in runs),
         passes=stats.rounds,
@@ -152,8 +143,8 @@ def _result(runs: Sequence[BenchRun], plain: Sequence[BenchRun], overall: float)
         accepted_tokens=stats.accepted_tokens,
         seconds=seconds,
         spread=spread,
-        speedup=None if reason else speedup,
-        no_speedup=reason,
+        speedup=speedup if known else None,
+        no_speedup=None if known else unknown,
     )
 
 
@@ -209,10 +200,8 @@ def summary_lines(results: Results) -> Iterator[str]:
     """The lines after the tables."""
     for workload, settings in results.workloads.items():
         best = best_fixed(settings)
-        yield (
-            f"{workload}: best fixed setting {best}, {speedup_text(settings[best])}; "
-            f"{ADAPTIVE} {speedup_text(settings[ADAPTIVE])}"
-        )
+        fixed, adaptive = speedup_text(settings[best]), speedup_text(settings[ADAPTIVE])
+        yield f"{workload}: best fixed setting {best}, {fixed}; {ADAPTIVE} {adaptive}"
         if unknown := [name for name, own in settings.items() if own.speedup is None]:
             spread = max(settings[name].spread for name in unknown)
             yield (

@@ -89,10 +89,7 @@ class Estimate:
 def time_forwards(
     model: SpeculativeModel, ids: Sequence[int], done: Callable[[], None]
 ) -> dict[int, float]:
-    """Seconds of the fastest target forward after a prompt, by width.
-
-    `done` is called after each repeat.
-    """
+    """Seconds of the fastest target forward after a prompt, by width; `done` counts repeats."""
     cache = model.make_cache()
     arrays = [array for member in cache for array in member.arrays()]
     mx.eval(model.forward(mx.array([list(ids)], dtype=mx.uint32), cache).hidden, arrays)

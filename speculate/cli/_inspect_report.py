@@ -69,21 +69,16 @@ class TokenizerSummary:
 @final
 @attrs.frozen
 class CheckpointReport:
-    """Description of a checkpoint. Its fields are the keys of `--json`.
-
-    The architecture is that of the config, `None` for a head on its own. The dtypes are those of
-    the trunk's tensors on disk, with their numbers. The prefix is that of the head's tensor names;
-    `no_head` says why there is no head. A draft model must have the vocabulary size and tokenizer.
-    """
+    """Description of a checkpoint. Its fields are the keys of `--json`."""
 
     path: str
     model_type: str | None
-    architecture: Architecture | None
+    architecture: Architecture | None  # `None` for a head on its own.
     quantization: Mapping[str, object] | None
-    dtypes: Mapping[str, int]
-    prefix: str | None
+    dtypes: Mapping[str, int]  # Of the trunk's tensors on disk, with their numbers.
+    prefix: str | None  # Of the names of the head's tensors.
     head: HeadSummary | None
-    no_head: str | None
+    no_head: str | None  # Why there is no head.
     vocabulary_size: int | None
     tokenizer: TokenizerSummary | None
 
@@ -159,11 +154,8 @@ def architecture(config: Mapping[str, object], folder: Path) -> Architecture:
 
 
 def _cut_layers(adapter: SpeculativeModel | None, layers: int) -> list[bool]:
-    """For each layer, whether its cache can be cut within a block.
-
-    Feeds a block of two tokens, unevaluated, and asks the caches. Where that fails the answer is
-    no, since a block can always be rewound as a whole.
-    """
+    """For each layer, whether its cache can be cut within a block: an unevaluated one is fed."""
+    # Where that fails the answer is no, since a block can always be rewound as a whole.
     found: list[bool] = []
     if adapter is not None:
         with suppress(Exception):

@@ -47,10 +47,7 @@ class HistoryColumn:
 
 @final
 class DraftHistory:
-    """Proposers and draft depths over time, in a bounded number of columns.
-
-    All columns but the last one stand for the same number of rounds.
-    """
+    """Proposers and draft depths over time, in a bounded number of columns of equal length."""
 
     def __init__(self) -> None:
         self.columns: list[HistoryColumn] = []

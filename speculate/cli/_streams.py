@@ -50,10 +50,7 @@ def check_output() -> None:
 
 @final
 class _GuardedStream(io.TextIOWrapper):
-    """Writes to the buffer of another stream, and passes write errors to a handler.
-
-    The other stream stays open, and its settings do not change.
-    """
+    """Writes to the buffer of another stream, which stays open; a handler gets the errors."""
 
     def __init__(self, stream: io.TextIOWrapper, failed: Callable[[Exception], None]) -> None:
         with suppress(OSError, ValueError):

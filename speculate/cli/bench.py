@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model, and 88 with both; the time that they take is estimated after the warm-up"
     )
     add("--tokens", type=parse_positive, default=128, metavar="N", help=tokens)
-    folder, output = Path("speculate-bench"), f"the folder for {DATA_FILE} and {PICTURE_FILE}"
-    shown = f"{output} (default: %(default)s)"
-    add("--output", "-o", type=Path, default=folder, metavar="DIR", help=shown)
+    folder = f"the folder for {DATA_FILE} and {PICTURE_FILE} (default: %(default)s)"
+    default = Path("speculate-bench")
+    add("--output", "-o", type=Path, default=default, metavar="DIR", help=folder)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from speculate.cli._arguments import (
 )
 from speculate.cli._models import PROPOSERS, load_named, strategy_for
 from speculate.decoding.stats import Stats
-from speculate.protocols import Round, SpeculativeModel
+from speculate.protocols import Round
 from speculate.text import stream_generate
 
 
@@ -60,12 +60,15 @@ def run(args: argparse.Namespace) -> int:
     stats = Stats(seed=sampling.seed if sampling.temperature > 0 else None)
     with ExitStack() as stack:
         log = stack.enter_context(event_log(args.events)) if args.events else None
-        draft = _load_draft(args)
+        draft = args.draft_model
+        # The bundled target has a bundled draft model.
+        if draft is None and args.model in (None, "hybrid") and "draft" in (args.proposer or ()):
+            draft = "draft"
+        draft_model = None if draft is None else load_named(draft, head=False)[0]
         model, tokenizer = load_named(args.model, args.head)
-        chat = cast(bool, tokenizer.has_chat_template)
-        if args.chat_template is not None:
-            chat = args.chat_template == "on"
-        strategy = strategy_for(model, args.proposer, args.depth, draft)
+        given, default = args.chat_template, cast(bool, tokenizer.has_chat_template)
+        chat = default if given is None else given == "on"
+        strategy = strategy_for(model, args.proposer, args.depth, draft_model)
         if args.prompt is None and not quiet:
             start = prompt.strip().partition("\n")[0]
             print(f"no --prompt given, using a bundled one: {start} ...", file=sys.stderr)
@@ -99,17 +102,7 @@ def run(args: argparse.Namespace) -> int:
         length = f"mean acceptance length {stats.mean_acceptance_length:.2f}"
         drafts = f"drafts accepted {accepted}, {length}" if stats.drafts else "nothing drafted"
         seed = "" if stats.seed is None else f", seed {stats.seed}"
-        print(
-            f"{response.generation_tokens} tokens, {stats.rounds} target passes, {drafts}, "
-            f"{response.generation_tps:.1f} tokens/s{seed}",
-            file=sys.stderr,
-        )
+        rate = f"{response.generation_tps:.1f} tokens/s{seed}"
+        counts = f"{response.generation_tokens} tokens, {stats.rounds} target passes"
+        print(f"{counts}, {drafts}, {rate}", file=sys.stderr)
     return 0
-
-
-def _load_draft(args: argparse.Namespace) -> SpeculativeModel | None:
-    """Load the draft model; the bundled target has the bundled one, if `draft` is a proposer."""
-    name = args.draft_model
-    if name is None and args.model in (None, "hybrid") and "draft" in (args.proposer or ()):
-        name = "draft"
-    return None if name is None else load_named(name, head=False)[0]

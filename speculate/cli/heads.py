@@ -88,9 +88,8 @@ def parse_packing(text: str) -> tuple[int, int]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be like 4,64, got {text!r}") from None
     if found[0] not in BITS or found[1] not in GROUP_SIZES:
-        raise argparse.ArgumentTypeError(
-            f"bits must be in {BITS} and the group in {GROUP_SIZES}, got {text!r}"
-        )
+        allowed = f"bits must be in {BITS} and the group in {GROUP_SIZES}"
+        raise argparse.ArgumentTypeError(f"{allowed}, got {text!r}")
     return found
 
 

@@ -280,10 +280,8 @@ def _strategy(
     """Turn mlx-lm's `draft_model` and `num_draft_tokens` into a strategy."""
     if draft_model is None:
         if num_draft_tokens is not None:
-            remedy = (
-                "for other proposers pass strategy=, such as strategy=Fixed(MTPChain(), depth=3)"
-            )
-            raise OptionError(f"num_draft_tokens needs draft_model: {remedy}")
+            hint = "for other proposers pass strategy=, such as strategy=Fixed(MTPChain(), depth=3)"
+            raise OptionError(f"num_draft_tokens needs draft_model: {hint}")
         return strategy
     if strategy is not None:
         only = "strategy=Fixed(DraftModel(draft), depth=3) or strategy=Adaptive(DraftModel(draft))"

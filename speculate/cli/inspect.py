@@ -130,14 +130,14 @@ def first_draft_acceptance(
     The prompt has at least two ids.
     """
     caches, fed = model.make_cache(), mx.array([prompt])
-    states, texts = [], [fed]
+    states, chosen = [], [fed]
     for _ in range(tokens):
         trunk = model.forward(fed, caches)
         fed = mx.argmax(trunk.logits[:, -1:], axis=-1)
         mx.eval(fed, trunk.hidden)
         states.append(trunk.hidden)
-        texts.append(fed)
-    hidden, ids = mx.concatenate(states, axis=1), mx.concatenate(texts, axis=1)
+        chosen.append(fed)
+    hidden, ids = mx.concatenate(states, axis=1), mx.concatenate(chosen, axis=1)
     # Row i pairs the hidden state of token i with token i + 1, and predicts token i + 2.
     first, cache = len(prompt) - 2, head.make_cache()
     if first:

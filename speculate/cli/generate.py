@@ -7,16 +7,7 @@ import sys
 from contextlib import ExitStack
 from typing import cast
 
-from speculate.cli._arguments import (
-    STANDARD_STREAM,
-    add_cache,
-    add_depth,
-    add_models,
-    add_prompt,
-    add_sampling,
-    read_prompt,
-    sampling_from,
-)
+from speculate.cli import _arguments as arguments
 from speculate.cli._models import PROPOSERS, load_named, strategy_for
 from speculate.decoding.stats import Stats
 from speculate.protocols import Round
@@ -26,14 +17,14 @@ from speculate.text import stream_generate
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add_models(parser, "--draft-model")
-    add_prompt(parser, max_tokens=256)
+    arguments.add_models(parser, "--draft-model")
+    arguments.add_prompt(parser, max_tokens=256)
     proposers = (
         "one or several proposers: draft (the draft model), mtp (the model's own head), lookup "
         "(what followed the same tokens earlier), or off (default: all available)"
     )
     add("--proposer", nargs="+", choices=PROPOSERS, metavar="NAME", help=proposers)
-    add_depth(parser, default=None)
+    arguments.add_depth(parser, default=None)
     chat = "apply the tokenizer's chat template to the prompt (default: on if it has one)"
     add("--chat-template", choices=("on", "off"), help=chat)
     stop = "end the text before this string; may be repeated"
@@ -45,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stats", action="store_true", help=stats)
     events = "append each round to FILE as a line of JSON; - writes to standard error instead of"
     add("--events", metavar="FILE", help=f"{events} the counters")
-    add_sampling(parser)
-    add_cache(parser)
+    arguments.add_sampling(parser)
+    arguments.add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     from speculate.cli._stats_view import event_log, text_view
 
     # With `--events -` standard error carries JSON only.
-    quiet = args.events == STANDARD_STREAM
-    sampling = sampling_from(args)
-    prompt = read_prompt(args.prompt)
+    quiet = args.events == arguments.STANDARD_STREAM
+    sampling = arguments.sampling_from(args)
+    prompt = arguments.read_prompt(args.prompt)
     stats = Stats(seed=sampling.seed if sampling.temperature > 0 else None)
     with ExitStack() as stack:
         log = stack.enter_context(event_log(args.events)) if args.events else None

@@ -70,16 +70,21 @@ def demo_folder(name: str) -> Path:
 
 
 def demo_prompt() -> str:
-    """Return the beginning of a source file that no bundled model was trained on.
+    """Return the beginning of a source file that no bundled model was trained on."""
+    return demo_prompts("code")[0]
+
+
+def demo_prompts(kind: str) -> list[str]:
+    """Return the bundled prompts of a kind, "code" or "prose".
 
     Raises:
-        CheckpointError: This installation lacks it.
+        CheckpointError: This installation lacks them.
     """
     folder = _data() / "prompts"
-    found = sorted(folder.glob("code_*.txt"))
+    found = [path.read_text(encoding="utf-8") for path in sorted(folder.glob(f"{kind}_*.txt"))]
     if not found:
         raise CheckpointError(f"{folder}: the bundled prompts are missing; reinstall mlx-speculate")
-    return found[0].read_text(encoding="utf-8")
+    return found
 
 
 def _data() -> Path:
@@ -291,11 +296,7 @@ def load_demo(name: str = "hybrid") -> tuple[SpeculativeModel, TokenizerWrapper]
 
 
 def _load_stock(
-    folder: Path,
-    dequantize: bool,
-    lazy: bool,
-    overrides: Mapping[str, object] | None,
-    trust_remote_code: bool,
+    folder: Path, dequantize: bool, lazy: bool, overrides: Mapping[str, object] | None, trust: bool
 ) -> tuple[StockModel, dict[str, object]]:
     from speculate.checkpoints.folder import wrap_errors
     from speculate.checkpoints.trunk import dequantize_model, load_trunk
@@ -303,7 +304,7 @@ def _load_stock(
 
     with wrap_errors(folder, "mlx-lm cannot load the model"):
         stock, config = load_trunk(
-            folder, lazy=True, model_config=overrides, trust_remote_code=trust_remote_code
+            folder, lazy=True, model_config=overrides, trust_remote_code=trust
         )
         adapter_for(stock)  # Refuses an unsupported model before its weights are read.
         if dequantize:
@@ -344,18 +345,15 @@ def check_folder(folder: Path, overrides: Mapping[str, object] | None) -> None:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file. Give the folder that holds config.json")
     if not (folder / "config.json").exists():
-        raise CheckpointError(
-            f"{folder}: has no config.json. Give the folder of a model, downloaded from a "
-            "hub or written by mlx_lm.convert"
-        )
+        remedy = "Give the folder of a model, downloaded from a hub or written by mlx_lm.convert"
+        raise CheckpointError(f"{folder}: has no config.json. {remedy}")
     config = {**read_json(folder / "config.json"), **(overrides or {})}
     check_layers(config, folder)
     _check_type(folder, config)
     if not any(folder.glob("model*.safetensors")):
-        raise CheckpointError(
-            f"{folder}: has no weights, which mlx-lm expects in model*.safetensors. Download "
-            "the whole folder, or convert the model with mlx_lm.convert"
-        )
+        problem = "has no weights, which mlx-lm expects in model*.safetensors"
+        remedy = "Download the whole folder, or convert the model with mlx_lm.convert"
+        raise CheckpointError(f"{folder}: {problem}. {remedy}")
     check_files(folder)
 
 

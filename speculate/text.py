@@ -280,16 +280,12 @@ def _strategy(
     """Turn mlx-lm's `draft_model` and `num_draft_tokens` into a strategy."""
     if draft_model is None:
         if num_draft_tokens is not None:
-            raise OptionError(
-                "num_draft_tokens needs draft_model: for other proposers pass strategy=, such as "
-                "strategy=Fixed(MTPChain(), depth=3)"
-            )
+            hint = "for other proposers pass strategy=, such as strategy=Fixed(MTPChain(), depth=3)"
+            raise OptionError(f"num_draft_tokens needs draft_model: {hint}")
         return strategy
     if strategy is not None:
-        raise OptionError(
-            "draft_model and strategy exclude each other: pass only "
-            "strategy=Fixed(DraftModel(draft), depth=3) or strategy=Adaptive(DraftModel(draft))"
-        )
+        only = "strategy=Fixed(DraftModel(draft), depth=3) or strategy=Adaptive(DraftModel(draft))"
+        raise OptionError(f"draft_model and strategy exclude each other: pass only {only}")
     check_model(draft_model, "draft_model")
     drafter = DraftModel(draft_model)
     if num_draft_tokens is None:

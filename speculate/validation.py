@@ -9,21 +9,18 @@ import math
 import numbers
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NoReturn, TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 from speculate.errors import OptionError
 
 FunctionT = TypeVar("FunctionT")
 
-MAX_SHOWN: Final = 200
-"""Longest value that an error quotes in full, in characters."""
-
 
 def refuse(name: str, allowed: str, value: object) -> NoReturn:
     """Raise an `OptionError`: option `name` has a value that is not `allowed`, "an integer" say."""
     given = repr(value)
-    if len(given) > MAX_SHOWN:
-        given = given[:MAX_SHOWN] + " ..."
+    if len(given) > 200:
+        given = given[:200] + " ..."
     raise OptionError(f"{name} must be {allowed}, got {given}")
 
 

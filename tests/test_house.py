@@ -13,7 +13,10 @@ MAX_FUNCTION_LINES = 60
 TORN_BELOW_LINES = 100
 
 SINGLE_IMPORTER = {
+    "speculate.cli.bench": "a command",
     "speculate.cli.demo": "a command",
+    "speculate.cli.generate": "a command",
+    "speculate.cli.verify": "a command",
     "speculate.models.gpt_oss": "a model family",
     "speculate.models.qwen3_5": "a model family",
     "speculate.models.qwen3_next": "a model family",

@@ -1,4 +1,4 @@
-"""What subcommands are made of, and the arguments that several of them share."""
+"""The parser of arguments, and the arguments that several subcommands share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import secrets
 import sys
 from collections.abc import Callable
-from typing import Final, NoReturn, final
+from typing import Final, Literal, NoReturn, final
 
 import attrs
 from typing_extensions import override
@@ -18,9 +18,6 @@ from speculate.strategies.fixed import MAX_DEPTH
 
 STANDARD_STREAM: Final = "-"
 """Value of an option that names a file, for the standard stream."""
-
-NO_HEAD: Final = "none"
-"""Value of `--head` for no head; a folder of that name is ./none."""
 
 HEAD_HELP: Final = (
     "where the MTP head is, if not with the model: a folder, a safetensors file, a hub "
@@ -46,17 +43,6 @@ SAMPLING_OPTIONS: Final = (
     ("--xtc-threshold", "P", 0.1, "probability above which XTC removes tokens"),
 )
 """Sampling options that have a number as default: flag, metavar, default and help."""
-
-
-@final
-@attrs.frozen
-class Command:
-    """A subcommand: `run` returns its exit status; `example` is a command line that works."""
-
-    summary: str
-    example: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
 
 
 @final
@@ -89,6 +75,18 @@ parse_positive: Final = whole_number("be at least 1", lambda n: n >= 1)
 parse_count: Final = whole_number("not be negative", lambda n: n >= 0)
 
 
+def add_number(
+    parser: argparse._ActionsContainer,
+    *flags: str,
+    default: int,
+    help: str,
+    parse: Callable[[str], int] = parse_positive,
+) -> None:
+    """Add an option that takes a whole number, with its default in the help."""
+    shown = f"{help} (default: %(default)s)"
+    parser.add_argument(*flags, type=parse, default=default, metavar="N", help=shown)
+
+
 def add_models(parser: argparse.ArgumentParser, *draft: str, default: str = DEMO_MODELS[0]) -> None:
     """Add `--model`, `--head` and `--no-head`, and the flags of the draft model."""
     parser.add_argument("--model", metavar="MODEL", help=f"{MODEL_HELP} (default: {default})")
@@ -98,52 +96,33 @@ def add_models(parser: argparse.ArgumentParser, *draft: str, default: str = DEMO
 
 def add_head(parser: argparse.ArgumentParser) -> None:
     """Add `--head` and `--no-head`. Both set `head` to a location, `False` or `None`."""
+
+    def parse(text: str) -> str | Literal[False]:
+        return False if text == "none" else text  # A folder of that name is ./none.
+
     add = parser.add_mutually_exclusive_group().add_argument
-    add(
-        "--head",
-        metavar="HEAD",
-        type=lambda text: False if text == NO_HEAD else text,
-        help=f"{HEAD_HELP}; {NO_HEAD} is the same as --no-head",
-    )
-    add(
-        "--no-head",
-        dest="head",
-        action="store_const",
-        const=False,
-        help="load the model without its MTP head",
-    )
+    add("--head", metavar="HEAD", type=parse, help=f"{HEAD_HELP}; none is the same as --no-head")
+    without = "load the model without its MTP head"
+    add("--no-head", dest="head", action="store_const", const=False, help=without)
 
 
 def add_prompt(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     """Add `--prompt`, and `--max-tokens` with its default."""
-    parser.add_argument(
-        "--prompt",
-        "-p",
-        metavar="TEXT",
-        help="the prompt; - reads standard input (default: the beginning of the function "
-        "formatyear, which is not in the bundled models' training data)",
+    prompt = (
+        "the prompt; - reads standard input (default: the beginning of the function formatyear, "
+        "which is not in the bundled models' training data)"
     )
-    parser.add_argument(
-        "--max-tokens",
-        "-m",
-        type=parse_limit,
-        default=max_tokens,
-        metavar="N",
-        help="tokens to generate, -1 for no limit (default: %(default)s)",
-    )
+    parser.add_argument("--prompt", "-p", metavar="TEXT", help=prompt)
+    limit = "tokens to generate, -1 for no limit"
+    add_number(parser, "--max-tokens", "-m", default=max_tokens, parse=parse_limit, help=limit)
 
 
 def add_depth(parser: argparse.ArgumentParser, default: int | None) -> None:
     """Add `--depth`. Without a default the depth adapts in every round."""
     shown = "adapted in every round" if default is None else "%(default)s"
-    parser.add_argument(
-        "--depth",
-        "--num-draft-tokens",
-        type=parse_depth,
-        default=default,
-        metavar="N",
-        help=f"tokens to draft in each round, 0 to {MAX_DEPTH} (default: {shown})",
-    )
+    depth = f"tokens to draft in each round, 0 to {MAX_DEPTH} (default: {shown})"
+    flags = ("--depth", "--num-draft-tokens")
+    parser.add_argument(*flags, type=parse_depth, default=default, metavar="N", help=depth)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -153,18 +132,23 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         add(flag, type=type(default), default=default, metavar=metavar, help=meaning)
     for name in ("repetition", "presence", "frequency"):
         add(f"--{name}-penalty", type=float, metavar="X", help=f"{name} penalty")
-    add(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="random seed; in mode coupled it determines the text, regardless of the proposer",
-    )
-    add(
-        "--mode",
-        choices=MODES,
-        default="coupled",
-        help="how drafts are verified (default: %(default)s)",
-    )
+    seed = "random seed; in mode coupled it determines the text, regardless of the proposer"
+    add("--seed", type=int, metavar="N", help=seed)
+    verified = "how drafts are verified (default: %(default)s)"
+    add("--mode", choices=MODES, default="coupled", help=verified)
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the prompt and of caches, named as in mlx-lm."""
+    group = parser.add_argument_group("prompt and cache, as in mlx-lm")
+    add = group.add_argument
+    add("--kv-bits", type=int, choices=BITS, help="quantise the cache to this many bits")
+    shared = "values that share a scale (default: %(default)s)"
+    add("--kv-group-size", type=int, choices=GROUP_SIZES, default=64, help=shared)
+    start = "length, in tokens, from which the cache is quantised"
+    add_number(group, "--quantized-kv-start", default=5000, parse=parse_count, help=start)
+    add("--max-kv-size", type=parse_positive, metavar="N", help="cache rows to keep for each layer")
+    add_number(group, "--prefill-step-size", default=2048, help="prompt tokens in one forward")
 
 
 def sampling_from(args: argparse.Namespace) -> Sampling:

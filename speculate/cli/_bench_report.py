@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, final
 
 import attrs
 
-from speculate.cli._bench_runs import ADAPTIVE, DEPTHS, OFF, BenchRun, count_drafts
+from speculate.cli._bench_runs import ADAPTIVE, DEPTHS, OFF, BenchRun
 from speculate.cli._console import table_of
 from speculate.cli._models import share_per_position
-from speculate.protocols import Round
+from speculate.decoding.stats import Stats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,9 +23,6 @@ COLOURS: Final = {"mtp": "#0072b2", "draft": "#d55e00", "lookup": "#009e73"}
 
 FILLS: Final = ("#56b4e9", "#e69f00", "#cc79a7", "#999999")
 """Colours of the workloads."""
-
-MIN_ROUNDS: Final = 3
-"""Fewest rounds whose median time is drawn."""
 
 
 @final
@@ -41,10 +38,7 @@ class ForwardTimes:
 @final
 @attrs.frozen
 class RoundTime:
-    """Median time of the rounds with one proposer and `depth` drafted tokens.
-
-    `relative` is `seconds` relative to rounds without a draft, whose proposer is `None`.
-    """
+    """Median time of rounds by proposer and depth; `relative` to those without a draft (`None`)."""
 
     proposer: str | None
     depth: int
@@ -56,11 +50,7 @@ class RoundTime:
 @final
 @attrs.frozen
 class SettingResult:
-    """All runs of one workload with one setting. See docs/telemetry.md.
-
-    `spread` is the largest difference between two runs of the same prompt, with this setting or
-    without drafts, as slower / faster - 1; at least the `disturbance` of the benchmark.
-    """
+    """All runs of one workload with one setting. docs/telemetry.md describes the fields."""
 
     tokens: int
     passes: int
@@ -97,12 +87,19 @@ def relative_times(seconds: Mapping[int, float], context: int) -> ForwardTimes:
 
 def survival(runs: Sequence[BenchRun]) -> dict[str, list[float]]:
     """Share of the deepest drafts accepted up to each position, by proposer."""
-    rounds: dict[str, list[Round]] = {}
+    deepest: dict[str, list[BenchRun]] = {}
     for run in runs:
         name, _, depth = run.setting.partition(" ")
         if depth == str(max(DEPTHS)):
-            rounds.setdefault(name, []).extend(run.rounds)
-    return {name: share_per_position(count_drafts(own)) for name, own in rounds.items()}
+            deepest.setdefault(name, []).append(run)
+    return {name: share_per_position(_counted(own).total) for name, own in deepest.items()}
+
+
+def _counted(runs: Sequence[BenchRun]) -> Stats:
+    stats = Stats()
+    for round in (round for run in runs for round in run.rounds):
+        stats.count(round)
+    return stats
 
 
 def round_times(runs: Sequence[BenchRun]) -> list[RoundTime]:
@@ -131,26 +128,23 @@ def results_by_workload(runs: Sequence[BenchRun]) -> dict[str, dict[str, Setting
 
 
 def _result(runs: Sequence[BenchRun], plain: Sequence[BenchRun], overall: float) -> SettingResult:
-    rounds = [round for run in runs for round in run.rounds]
-    drafts, seconds = count_drafts(rounds), sum(run.seconds for run in runs)
+    stats, seconds = _counted(runs), sum(run.seconds for run in runs)
+    # The largest difference between two runs of a prompt, with this setting or without drafts.
     spread = max(overall, *_repeat_differences(runs), *_repeat_differences(plain))
     speedup = sum(run.seconds for run in plain) / seconds
     effect = max(speedup, 1 / speedup) - 1
-    reason = None
-    if runs is not plain and effect <= spread:
-        reason = (
-            f"repeated runs differ by {spread:.0%}, and this setting from decoding without "
-            f"drafts by {effect:.0%}"
-        )
+    known = runs is plain or effect > spread
+    gain = f"this setting from decoding without drafts by {effect:.0%}"
+    unknown = f"repeated runs differ by {spread:.0%}, and {gain}"
     return SettingResult(
         tokens=sum(len(run.ids) for run in runs),
-        passes=len(rounds),
-        draft_tokens=drafts.draft_tokens,
-        accepted_tokens=drafts.accepted_tokens,
+        passes=stats.rounds,
+        draft_tokens=stats.draft_tokens,
+        accepted_tokens=stats.accepted_tokens,
         seconds=seconds,
         spread=spread,
-        speedup=None if reason else speedup,
-        no_speedup=reason,
+        speedup=speedup if known else None,
+        no_speedup=None if known else unknown,
     )
 
 
@@ -206,12 +200,9 @@ def summary_lines(results: Results) -> Iterator[str]:
     """The lines after the tables."""
     for workload, settings in results.workloads.items():
         best = best_fixed(settings)
-        yield (
-            f"{workload}: best fixed setting {best}, {speedup_text(settings[best])}; "
-            f"{ADAPTIVE} {speedup_text(settings[ADAPTIVE])}"
-        )
-        unknown = [name for name, own in settings.items() if own.speedup is None]
-        if unknown:
+        fixed, adaptive = speedup_text(settings[best]), speedup_text(settings[ADAPTIVE])
+        yield f"{workload}: best fixed setting {best}, {fixed}; {ADAPTIVE} {adaptive}"
+        if unknown := [name for name, own in settings.items() if own.speedup is None]:
             spread = max(settings[name].spread for name in unknown)
             yield (
                 f"{workload}: no speedup is given for {', '.join(unknown)}: repeated runs differ "
@@ -253,7 +244,8 @@ def draw(results: Results, path: Path) -> None:
 
     times: dict[str, dict[int, float]] = {}
     for choice in results.choices:
-        if choice.proposer is not None and choice.depth and choice.rounds >= MIN_ROUNDS:
+        # The median of fewer rounds says nothing.
+        if choice.proposer is not None and choice.depth and choice.rounds >= 3:
             times.setdefault(choice.proposer, {})[choice.depth] = choice.relative
     _draw_lines(rounds, times)
     rounds.axhline(1, color="black", linewidth=1, linestyle=":", label="no draft")

@@ -15,7 +15,6 @@ import mlx.core as mx
 
 from speculate.cli._models import available_proposers, strategy_for
 from speculate.decoding.decoder import Decoder
-from speculate.decoding.stats import DraftStats
 from speculate.decoding.window import speculation
 from speculate.protocols import Round, SpeculativeModel, Strategy
 
@@ -90,10 +89,7 @@ class Estimate:
 def time_forwards(
     model: SpeculativeModel, ids: Sequence[int], done: Callable[[], None]
 ) -> dict[int, float]:
-    """Seconds of the fastest target forward after a prompt, by width.
-
-    `done` is called after each repeat.
-    """
+    """Seconds of the fastest target forward after a prompt, by width; `done` counts repeats."""
     cache = model.make_cache()
     arrays = [array for member in cache for array in member.arrays()]
     mx.eval(model.forward(mx.array([list(ids)], dtype=mx.uint32), cache).hidden, arrays)
@@ -165,12 +161,3 @@ def run_all(
                     runs.append(BenchRun(workload, index, name, ids, rounds))
                     done()
     return runs
-
-
-def count_drafts(rounds: Sequence[Round]) -> DraftStats:
-    """Counters of the drafts in some rounds."""
-    found = DraftStats()
-    for round in rounds:
-        if round.proposer is not None:
-            found = found.plus(round.drafted, round.accepted, round.seconds)
-    return found

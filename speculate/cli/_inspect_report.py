@@ -31,9 +31,6 @@ from speculate.errors import CannotRewindError, HeadNotFoundError, UnsupportedMo
 from speculate.models.registry import factory_for
 from speculate.protocols import SpeculativeModel, StockModel
 
-FINGERPRINT_DIGITS: Final = 12
-"""Hexadecimal digits of a tokenizer's fingerprint."""
-
 MAX_LISTED_LAYERS: Final = 8
 """Layer indices that a line of the report lists."""
 
@@ -72,21 +69,16 @@ class TokenizerSummary:
 @final
 @attrs.frozen
 class CheckpointReport:
-    """Description of a checkpoint. Its fields are the keys of `--json`.
-
-    The architecture is that of the config, `None` for a head on its own. The dtypes are those of
-    the trunk's tensors on disk, with their numbers. The prefix is that of the head's tensor names;
-    `no_head` says why there is no head. A draft model must have the vocabulary size and tokenizer.
-    """
+    """Description of a checkpoint. Its fields are the keys of `--json`."""
 
     path: str
     model_type: str | None
-    architecture: Architecture | None
+    architecture: Architecture | None  # `None` for a head on its own.
     quantization: Mapping[str, object] | None
-    dtypes: Mapping[str, int]
-    prefix: str | None
+    dtypes: Mapping[str, int]  # Of the trunk's tensors on disk, with their numbers.
+    prefix: str | None  # Of the names of the head's tensors.
     head: HeadSummary | None
-    no_head: str | None
+    no_head: str | None  # Why there is no head.
     vocabulary_size: int | None
     tokenizer: TokenizerSummary | None
 
@@ -155,20 +147,15 @@ def architecture(config: Mapping[str, object], folder: Path) -> Architecture:
     groups: dict[tuple[str, str, bool], list[int]] = {}
     for index, pair in enumerate(zip(caches, _cut_layers(adapter, len(caches)), strict=True)):
         groups.setdefault(_describe(*pair), []).append(index)
-    return Architecture(
-        adapter=None if adapter is None else type(adapter).__name__,
-        layers=tuple(LayerGroup(tuple(indices), *kind) for kind, indices in groups.items()),
-        vocabulary_size=None if adapter is None else adapter.vocab_size,
-        problem=problem,
-    )
+    layers = tuple(LayerGroup(tuple(indices), *kind) for kind, indices in groups.items())
+    if adapter is None:
+        return Architecture(layers=layers, problem=problem)
+    return Architecture(type(adapter).__name__, layers, adapter.vocab_size)
 
 
 def _cut_layers(adapter: SpeculativeModel | None, layers: int) -> list[bool]:
-    """For each layer, whether its cache can be cut within a block.
-
-    Feeds a block of two tokens, unevaluated, and asks the caches. Where that fails the answer is
-    no, since a block can always be rewound as a whole.
-    """
+    """For each layer, whether its cache can be cut within a block: an unevaluated one is fed."""
+    # Where that fails the answer is no, since a block can always be rewound as a whole.
     found: list[bool] = []
     if adapter is not None:
         with suppress(Exception):
@@ -228,8 +215,7 @@ def _tokenizer(path: Path) -> TokenizerSummary | None:
         if isinstance(token, dict):
             ids[str(token.get("content"))] = token.get("id")
     text = json.dumps(sorted(ids.items()), ensure_ascii=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
-    return TokenizerSummary(len(ids), digest)
+    return TokenizerSummary(len(ids), hashlib.sha256(text.encode()).hexdigest()[:12])
 
 
 def show(report: CheckpointReport, check: Sequence[str]) -> None:

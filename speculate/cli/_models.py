@@ -57,11 +57,9 @@ def load_named(
     name: str | None, head: str | Literal[False] | None = None
 ) -> tuple[SpeculativeModel, TokenizerWrapper]:
     """Load a model named as in `find_checkpoint`, with its head or another; `False` for none."""
-    bundled = is_bundled(name)
     with spinner(f"Loading {name or DEMO_MODELS[0]} ..."):
         place = find_checkpoint(head, head_only=True) if isinstance(head, str) else head
-        source = demo_folder(name or DEMO_MODELS[0]) if bundled else name
-        return load(source, head=place, dequantize=bundled)
+        return load(find_checkpoint(name), head=place, dequantize=is_bundled(name))
 
 
 def available_proposers(

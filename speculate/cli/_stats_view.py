@@ -38,9 +38,6 @@ EARLIER_KEYS: Final = {
 }
 """Keys of events in earlier versions, written too, and the fields of a round that they name."""
 
-UNFINISHED_LINES: Final = 3
-"""Screen lines that the live view shows of an unfinished line of text."""
-
 
 @final
 @attrs.frozen
@@ -59,10 +56,7 @@ class HistoryColumn:
 
 @final
 class DraftHistory:
-    """Proposers and draft depths over time, in a bounded number of columns.
-
-    All columns but the last one stand for the same number of rounds.
-    """
+    """Proposers and draft depths over time, in a bounded number of columns of equal length."""
 
     def __init__(self) -> None:
         self.columns: list[HistoryColumn] = []
@@ -96,10 +90,9 @@ class DraftHistory:
 
 @final
 class StatsTable:
-    """The counters and the draft history so far, as tables on a console."""
+    """The counters and the draft history so far, as tables."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self) -> None:
         self._stats = Stats()
         self._history = DraftHistory()
         self._last: Round | None = None
@@ -109,7 +102,7 @@ class StatsTable:
         self._stats, self._last = stats, round
         self._history.add(round)
 
-    def rendered(self, *, last_round: bool) -> RenderableType:
+    def rendered(self, *, ascii_only: bool, last_round: bool) -> RenderableType:
         """The tables, with or without a line about the last round."""
         stats, last = self._stats, self._last
         lines = Table(box=None, show_header=False, pad_edge=False)
@@ -122,11 +115,14 @@ class StatsTable:
         each = stats.round_tokens / stats.rounds
         text = f"{stats.round_tokens}, {rate:.1f} per second, {each:.2f} per round"
         lines.add_row("tokens", text)
-        lines.add_row("speedup", _speedup(stats))
+        actual, predicted = stats.actual_speedup, stats.predicted_speedup
+        unknown = "unknown: the time of plain decoding is unknown"
+        speedup = unknown if actual is None else f"{actual:.2f}"
+        later = "" if predicted is None else f", {predicted:.2f} predicted"
+        lines.add_row("speedup", speedup + later)
         if last_round:
             counts = f", {last.drafted} drafted, {last.accepted} accepted"
             lines.add_row("last round", last.proposer + counts if last.proposer else "no draft")
-        ascii_only = self._console.options.ascii_only
         lines.add_row("depths", self._history.depths(ascii_only=ascii_only))
         lines.add_row("drafts by", self._history.names())
         return Group(_by_proposer(stats), "", lines)
@@ -144,12 +140,6 @@ def _by_proposer(stats: Stats) -> Table:
         seconds = stats.seconds - stats.total.seconds
         table.add_row("no draft", str(plain), _share(seconds, stats.seconds))
     return table
-
-
-def _speedup(stats: Stats) -> str:
-    actual, predicted = stats.actual_speedup, stats.predicted_speedup
-    found = "unknown: the time of plain decoding is unknown" if actual is None else f"{actual:.2f}"
-    return found if predicted is None else f"{found}, {predicted:.2f} predicted"
 
 
 def _share(part: float, whole: float) -> str:
@@ -182,7 +172,7 @@ class PlainView:
 
     def __init__(self, console: Console | None) -> None:
         self._console = console
-        self._table = None if console is None else StatsTable(console)
+        self._table = StatsTable()
         self._last_char = ""
 
     def write(self, text: str, /) -> None:
@@ -191,17 +181,16 @@ class PlainView:
         self._last_char = text[-1:] or self._last_char
 
     def add_round(self, round: Round, stats: Stats, /) -> None:
-        if self._table is not None:
-            self._table.add(round, stats)
+        self._table.add(round, stats)
 
     def end(self) -> None:
         if self._last_char != "\n":
             print()
         sys.stdout.flush()
-        if self._console is not None and self._table is not None:
-            self._console.print()
-            self._console.print(self._table.rendered(last_round=False))
-            self._console.print()
+        if self._console is not None:
+            ascii_only = self._console.options.ascii_only
+            table = self._table.rendered(ascii_only=ascii_only, last_round=False)
+            self._console.print(Group("", table, ""))
 
 
 @final
@@ -211,7 +200,7 @@ class LiveView:
     def __init__(self, console: Console, interval: float) -> None:
         self._console = console
         self._interval = interval
-        self._table = StatsTable(console)
+        self._table = StatsTable()
         self._text = ""
         self._running = True
         self._drawn = time.monotonic()
@@ -250,8 +239,10 @@ class LiveView:
         self._drawn = time.monotonic()
 
     def _rendered(self) -> RenderableType:
-        table = self._table.rendered(last_round=self._running)
-        line = Text(self._text[-UNFINISHED_LINES * self._console.options.max_width :])
+        screen = self._console.options
+        table = self._table.rendered(ascii_only=screen.ascii_only, last_round=self._running)
+        # Of an unfinished line of text, three lines of the screen.
+        line = Text(self._text[-3 * screen.max_width :])
         return Group(line, "", table) if self._running else Group("", table, "")
 
 

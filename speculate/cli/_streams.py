@@ -26,7 +26,6 @@ def standard_streams() -> Iterator[None]:
     A character that the encoding does not have is written as `?`. If standard output cannot be
     written to, the command ends with an `OptionError`, or silently with status 141 if its reader
     has closed it. Output to a broken standard error is dropped, since it is not the result.
-    Without standard output `sys.stdout` stays `None`: see `check_output`.
     """
     _reserve_descriptors()
     out = sys.stdout if _is_missing(sys.stdout) else _guarded(sys.stdout, _fail)
@@ -50,10 +49,7 @@ def check_output() -> None:
 
 @final
 class _GuardedStream(io.TextIOWrapper):
-    """Writes to the buffer of another stream, and passes write errors to a handler.
-
-    The other stream stays open, and its settings do not change.
-    """
+    """Writes to the buffer of another stream, which stays open; a handler gets the errors."""
 
     def __init__(self, stream: io.TextIOWrapper, failed: Callable[[Exception], None]) -> None:
         with suppress(OSError, ValueError):

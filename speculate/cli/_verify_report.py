@@ -44,15 +44,11 @@ class CheckReport:
 @final
 @attrs.define
 class ModelReport:
-    """A model with the checks that were run, of those that were planned.
-
-    `noise` is the largest difference among mlx-lm's own logits of one sequence, fed in blocks and
-    token by token.
-    """
+    """A model with the checks that were run, of those that were planned."""
 
     name: str
     about: Mapping[str, str]
-    noise: float
+    noise: float  # Of mlx-lm's own logits, fed in blocks and token by token.
     planned: int
     checks: list[CheckReport] = attrs.Factory(list)
 
@@ -96,19 +92,17 @@ def check_model(
     try:
         noise, about = target.rounding.noise, _about(draft, target)
     except Exception as error:
-        raise CheckpointError(
-            f"{name}: does not run on this machine: {summarize_error(error)}"
-        ) from error
+        problem = f"does not run on this machine: {summarize_error(error)}"
+        raise CheckpointError(f"{name}: {problem}") from error
     todo = verify.cases(target)
     model = ModelReport(name, about, noise, planned=len(todo))
     report.models.append(model)
     for case in todo:
         shown.rename(task, f"{name}: {case.check}, {case.name}", len(todo))
         result = case.run()
-        counts = (result.outcome, result.compared, result.unit)
+        found = (result.outcome, result.compared, result.unit, result.summary())
         differences = list(result.differences)
-        check = CheckReport(case.check, case.name, *counts, result.summary(), differences)
-        model.checks.append(check)
+        model.checks.append(CheckReport(case.check, case.name, *found, differences))
         shown.advance(task)
     shown.rename(task, f"{name}: {model.outcome}")
 
@@ -137,11 +131,10 @@ def _weights(stock: StockModel) -> str:
         f"{part.get('mode')} {part['bits']} bits, group {part.get('group_size')}" for part in parts
     )
     weights = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
-    dtypes = Counter(
-        _dtype_name(weight.dtype) for _, weight in weights if weight.dtype != mx.uint32
-    )
+    found = [weight.dtype for _, weight in weights if weight.dtype != mx.uint32]
+    dtypes = ", ".join(_dtype_name(dtype) for dtype, _ in Counter(found).most_common())
     quantised = [f"{count} matrices {kind}" for kind, count in packings.most_common()]
-    return "; ".join([*quantised, ", ".join(dtype for dtype, _ in dtypes.most_common())])
+    return "; ".join([*quantised, dtypes])
 
 
 def _dtype_name(dtype: mx.Dtype) -> str:
@@ -152,12 +145,10 @@ def write(report: VerificationReport, place: str | None) -> None:
     """Print a report, and then write it to a file if there is one."""
     text = "\n".join(as_text(report))
     data = as_json({**attrs.asdict(report), "outcome": report.outcome}, indent=1)
+    print(text, file=sys.stderr if place == STANDARD_STREAM else sys.stdout)
     if place == STANDARD_STREAM:
-        print(text, file=sys.stderr)
         print(data)
-        return
-    print(text)
-    if place is not None:
+    elif place is not None:
         with writing("the report", place):
             Path(place).write_text(f"{data}\n", encoding="utf-8")
 
@@ -181,10 +172,8 @@ def as_text(report: VerificationReport) -> Iterator[str]:
         yield "This is a BUG: please report it, with everything above."
     elif report.outcome == "NUMERICS":
         yield "Nothing is wrong: all differences are within rounding on this machine."
-    yield (
-        f"Each run decoded {report.tokens} tokens: --tokens {8 * report.tokens} checks longer "
-        "sequences and takes longer."
-    )
+    longer = f"--tokens {8 * report.tokens} checks longer sequences and takes longer."
+    yield f"Each run decoded {report.tokens} tokens: {longer}"
 
 
 def _model_lines(model: ModelReport) -> Iterator[str]:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import attrs
 import mlx.core as mx
 
 from speculate.cli import _bench_report as report
-from speculate.cli._arguments import Command, add_models, parse_positive
+from speculate.cli._arguments import add_models, parse_positive
 from speculate.cli._bench_runs import REPEATS, Estimate, run_all, settings_for, time_forwards
 from speculate.cli._console import as_json, device, progress_bars, versions, writing
 from speculate.cli._models import load_named
-from speculate.errors import CheckpointError
-from speculate.loading import DEMO_MODELS, demo_folder
-
-if TYPE_CHECKING:
-    from mlx_lm.tokenizer_utils import TokenizerWrapper
+from speculate.loading import DEMO_MODELS, demo_prompts
 
 WORKLOADS: Final = ("code", "prose")
 PROMPTS: Final = 2
@@ -36,22 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
     add_models(parser, "--draft-model", "--draft")
-    add(
-        "--tokens",
-        type=parse_positive,
-        default=128,
-        metavar="N",
-        help="tokens of each run (default: %(default)s). There are 64 runs with a head or a draft "
-        "model, and 88 with both; the time that they take is estimated after the warm-up",
+    tokens = (
+        "tokens of each run (default: %(default)s). There are 64 runs with a head or a draft "
+        "model, and 88 with both; the time that they take is estimated after the warm-up"
     )
-    add(
-        "--output",
-        "-o",
-        type=Path,
-        default=Path("speculate-bench"),
-        metavar="DIR",
-        help=f"the folder for {DATA_FILE} and {PICTURE_FILE} (default: %(default)s)",
-    )
+    add("--tokens", type=parse_positive, default=128, metavar="N", help=tokens)
+    folder = f"the folder for {DATA_FILE} and {PICTURE_FILE} (default: %(default)s)"
+    default = Path("speculate-bench")
+    add("--output", "-o", type=Path, default=default, metavar="DIR", help=folder)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +71,10 @@ def run(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace) -> report.Results:
     draft = None if args.draft_model is None else load_named(args.draft_model, head=False)[0]
     model, tokenizer = load_named(args.model, args.head)
-    workloads, settings = _workloads(tokenizer), settings_for(model, draft)
+    texts = {kind: demo_prompts(kind)[:PROMPTS] for kind in WORKLOADS}
+    encode = cast("Callable[[str], list[int]]", tokenizer.encode)
+    workloads = {kind: [encode(text) for text in found] for kind, found in texts.items()}
+    settings = settings_for(model, draft)
     runs_each = 2 * sum(len(prompts) for prompts in workloads.values())
     estimate = Estimate(settings, runs_each, args.tokens)
     with progress_bars(estimate.left) as shown:
@@ -104,25 +95,3 @@ def _measure(args: argparse.Namespace) -> report.Results:
         same_text=report.same_text(runs),
         disturbance=report.disturbance(runs),
     )
-
-
-def _workloads(tokenizer: TokenizerWrapper) -> Mapping[str, Sequence[Sequence[int]]]:
-    """The bundled prompts by kind, as ids."""
-    folder = demo_folder(DEMO_MODELS[0]).parent / "prompts"
-    found = {}
-    for kind in WORKLOADS:
-        texts = [path.read_text("utf-8") for path in sorted(folder.glob(f"{kind}_*.txt"))]
-        if not texts:
-            raise CheckpointError(
-                f"{folder}: the bundled prompts are missing; reinstall mlx-speculate"
-            )
-        found[kind] = [cast("list[int]", tokenizer.encode(text)) for text in texts[:PROMPTS]]
-    return found
-
-
-COMMAND: Final[Command] = Command(
-    summary="Measure forwards and drafts on this machine, and the speedup of each strategy.",
-    example="speculate bench --draft-model draft --tokens 64 --output speculate-bench",
-    add_arguments=add_arguments,
-    run=run,
-)

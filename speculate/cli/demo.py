@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from speculate.cli._arguments import Command, add_depth, add_prompt, read_prompt
+from speculate.cli._arguments import add_depth, add_prompt, read_prompt
 from speculate.cli._console import table_of
 from speculate.cli._models import load_named, strategy_for
 from speculate.decoding.stats import Stats
@@ -43,14 +43,9 @@ def run(args: argparse.Namespace) -> int:
     runs: dict[str, tuple[Sequence[GenerationResponse], Stats]] = {}
     for proposer in PROPOSERS:
         for tokens in (WARM_UP_TOKENS, args.max_tokens):
-            stats = Stats()
+            strategy, stats = strategy_for(model, [proposer], args.depth, draft), Stats()
             generation = stream_generate(
-                model,
-                tokenizer,
-                prompt,
-                strategy=strategy_for(model, [proposer], args.depth, draft),
-                max_tokens=tokens,
-                observer=stats.count,
+                model, tokenizer, prompt, strategy=strategy, max_tokens=tokens, observer=stats.count
             )
             runs[proposer] = list(generation), stats
     texts = [[response.token for response in responses] for responses, _ in runs.values()]
@@ -60,31 +55,18 @@ def run(args: argparse.Namespace) -> int:
     text = "".join(response.text for response in runs["off"][0])
     console.print(text, markup=False, soft_wrap=True)
     console.print()
-    figures = ("tokens", "target passes", "accepted", "tokens/pass", "tokens/s")
-    table = table_of("proposer", *figures)
+    table = table_of("proposer", "tokens", "target passes", "accepted", "tokens/pass", "tokens/s")
     for proposer, (responses, stats) in runs.items():
         accepted = f"{stats.accepted_tokens} of {stats.draft_tokens}" if stats.drafts else ""
-        table.add_row(
-            PROPOSERS[proposer],
-            str(len(responses)),
-            str(stats.rounds),
-            accepted,
-            f"{len(responses) / stats.rounds:.2f}",
-            f"{responses[-1].generation_tps:.1f}",
-        )
+        counts = str(len(responses)), str(stats.rounds), accepted
+        each, rate = len(responses) / stats.rounds, responses[-1].generation_tps
+        table.add_row(PROPOSERS[proposer], *counts, f"{each:.2f}", f"{rate:.1f}")
     console.print(table)
     console.print()
     verdict = "are identical." if same else "DIFFER: this is a bug, please report it."
     console.print(f"The three texts {verdict}")
     return 0 if same else 1
 
-
-COMMAND: Final[Command] = Command(
-    summary="Decode a prompt plain, with the MTP head, and with a draft model.",
-    example="speculate demo --max-tokens 64 --depth 4",
-    add_arguments=add_arguments,
-    run=run,
-)
 
 if __name__ == "__main__":
     from speculate.cli.main import main

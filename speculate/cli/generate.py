@@ -5,95 +5,39 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
-from typing import Final, cast
+from typing import cast
 
-from speculate.cli._arguments import (
-    BITS,
-    GROUP_SIZES,
-    STANDARD_STREAM,
-    Command,
-    add_depth,
-    add_models,
-    add_prompt,
-    add_sampling,
-    parse_count,
-    parse_positive,
-    read_prompt,
-    sampling_from,
-)
+from speculate.cli import _arguments as arguments
 from speculate.cli._models import PROPOSERS, load_named, strategy_for
 from speculate.decoding.stats import Stats
-from speculate.protocols import Round, SpeculativeModel
+from speculate.protocols import Round
 from speculate.text import stream_generate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add_models(parser, "--draft-model")
-    add_prompt(parser, max_tokens=256)
-    add(
-        "--proposer",
-        nargs="+",
-        choices=PROPOSERS,
-        metavar="NAME",
-        help="one or several proposers: draft (the draft model), mtp (the model's own head), "
-        "lookup (what followed the same tokens earlier), or off (default: all available)",
+    arguments.add_models(parser, "--draft-model")
+    arguments.add_prompt(parser, max_tokens=256)
+    proposers = (
+        "one or several proposers: draft (the draft model), mtp (the model's own head), lookup "
+        "(what followed the same tokens earlier), or off (default: all available)"
     )
-    add_depth(parser, default=None)
-    add(
-        "--chat-template",
-        choices=("on", "off"),
-        help="apply the tokenizer's chat template to the prompt (default: on if it has one)",
+    add("--proposer", nargs="+", choices=PROPOSERS, metavar="NAME", help=proposers)
+    arguments.add_depth(parser, default=None)
+    chat = "apply the tokenizer's chat template to the prompt (default: on if it has one)"
+    add("--chat-template", choices=("on", "off"), help=chat)
+    stop = "end the text before this string; may be repeated"
+    add("--stop", action="append", default=[], metavar="TEXT", help=stop)
+    stats = (
+        "show proposers, acceptance and speedup: in a terminal live below the text, elsewhere in "
+        "a table after it, on standard error"
     )
-    add(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the text before this string; may be repeated",
-    )
-    add(
-        "--stats",
-        action="store_true",
-        help="show proposers, acceptance and speedup: in a terminal live below the text, "
-        "elsewhere in a table after it, on standard error",
-    )
-    add(
-        "--events",
-        metavar="FILE",
-        help="append each round to FILE as a line of JSON; - writes to standard error instead of "
-        "the counters",
-    )
-    add_sampling(parser)
-    _add_cache_arguments(parser)
-
-
-def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("prompt and cache, as in mlx-lm").add_argument
-    add("--kv-bits", type=int, choices=BITS, help="quantise the cache to this many bits")
-    add(
-        "--kv-group-size",
-        type=int,
-        choices=GROUP_SIZES,
-        default=64,
-        help="values that share a scale (default: %(default)s)",
-    )
-    add(
-        "--quantized-kv-start",
-        type=parse_count,
-        default=5000,
-        metavar="N",
-        help="length, in tokens, from which the cache is quantised (default: %(default)s)",
-    )
-    add("--max-kv-size", type=parse_positive, metavar="N", help="cache rows to keep for each layer")
-    add(
-        "--prefill-step-size",
-        type=parse_positive,
-        default=2048,
-        metavar="N",
-        help="prompt tokens in one forward (default: %(default)s)",
-    )
+    add("--stats", action="store_true", help=stats)
+    events = "append each round to FILE as a line of JSON; - writes to standard error instead of"
+    add("--events", metavar="FILE", help=f"{events} the counters")
+    arguments.add_sampling(parser)
+    arguments.add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,18 +45,21 @@ def run(args: argparse.Namespace) -> int:
     from speculate.cli._stats_view import event_log, text_view
 
     # With `--events -` standard error carries JSON only.
-    quiet = args.events == STANDARD_STREAM
-    sampling = sampling_from(args)
-    prompt = read_prompt(args.prompt)
+    quiet = args.events == arguments.STANDARD_STREAM
+    sampling = arguments.sampling_from(args)
+    prompt = arguments.read_prompt(args.prompt)
     stats = Stats(seed=sampling.seed if sampling.temperature > 0 else None)
     with ExitStack() as stack:
         log = stack.enter_context(event_log(args.events)) if args.events else None
-        draft = _load_draft(args)
+        draft = args.draft_model
+        # The bundled target has a bundled draft model.
+        if draft is None and args.model in (None, "hybrid") and "draft" in (args.proposer or ()):
+            draft = "draft"
+        draft_model = None if draft is None else load_named(draft, head=False)[0]
         model, tokenizer = load_named(args.model, args.head)
-        chat = cast(bool, tokenizer.has_chat_template)
-        if args.chat_template is not None:
-            chat = args.chat_template == "on"
-        strategy = strategy_for(model, args.proposer, args.depth, draft)
+        given, default = args.chat_template, cast(bool, tokenizer.has_chat_template)
+        chat = default if given is None else given == "on"
+        strategy = strategy_for(model, args.proposer, args.depth, draft_model)
         if args.prompt is None and not quiet:
             start = prompt.strip().partition("\n")[0]
             print(f"no --prompt given, using a bundled one: {start} ...", file=sys.stderr)
@@ -146,25 +93,7 @@ def run(args: argparse.Namespace) -> int:
         length = f"mean acceptance length {stats.mean_acceptance_length:.2f}"
         drafts = f"drafts accepted {accepted}, {length}" if stats.drafts else "nothing drafted"
         seed = "" if stats.seed is None else f", seed {stats.seed}"
-        print(
-            f"{response.generation_tokens} tokens, {stats.rounds} target passes, {drafts}, "
-            f"{response.generation_tps:.1f} tokens/s{seed}",
-            file=sys.stderr,
-        )
+        rate = f"{response.generation_tps:.1f} tokens/s{seed}"
+        counts = f"{response.generation_tokens} tokens, {stats.rounds} target passes"
+        print(f"{counts}, {drafts}, {rate}", file=sys.stderr)
     return 0
-
-
-def _load_draft(args: argparse.Namespace) -> SpeculativeModel | None:
-    """Load the draft model; the bundled target has the bundled one, if `draft` is a proposer."""
-    name = args.draft_model
-    if name is None and args.model in (None, "hybrid") and "draft" in (args.proposer or ()):
-        name = "draft"
-    return None if name is None else load_named(name, head=False)[0]
-
-
-COMMAND: Final[Command] = Command(
-    summary="Generate text with speculative decoding; drafts never change the result.",
-    example='speculate generate --prompt "def fibonacci(n):" --proposer mtp lookup --stats',
-    add_arguments=add_arguments,
-    run=run,
-)

@@ -7,9 +7,8 @@ from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Final
 
-from speculate.cli._arguments import BITS, GROUP_SIZES, HEAD_HELP, MODEL_HELP, Command
+from speculate.cli._arguments import BITS, GROUP_SIZES, HEAD_HELP, MODEL_HELP
 from speculate.cli._console import progress_bars, spinner
 from speculate.cli._models import find_checkpoint
 
@@ -76,12 +75,8 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", metavar="SOURCE", help=f"where the head is: {MODEL_HELP}")
     add("--output", "-o", type=Path, required=True, metavar="DIR", help="the folder to write")
-    add(
-        "--quantize",
-        type=parse_packing,
-        metavar="BITS,GROUP",
-        help="quantise the matrices, routers to 8 bits (default: unchanged)",
-    )
+    packing = "quantise the matrices, routers to 8 bits (default: unchanged)"
+    add("--quantize", type=parse_packing, metavar="BITS,GROUP", help=packing)
     add("--force", action="store_true", help="replace an existing model folder")
 
 
@@ -93,9 +88,8 @@ def parse_packing(text: str) -> tuple[int, int]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be like 4,64, got {text!r}") from None
     if found[0] not in BITS or found[1] not in GROUP_SIZES:
-        raise argparse.ArgumentTypeError(
-            f"bits must be in {BITS} and the group in {GROUP_SIZES}, got {text!r}"
-        )
+        allowed = f"bits must be in {BITS} and the group in {GROUP_SIZES}"
+        raise argparse.ArgumentTypeError(f"{allowed}, got {text!r}")
     return found
 
 
@@ -136,18 +130,3 @@ def run_extract(args: argparse.Namespace) -> int:
     norms = ", norms converted to gains" if raw else ""
     print(f"{target}: {len(head.weights)} tensors, {written:.1f} MB{norms}")
     return 0
-
-
-CONVERT: Final[Command] = Command(
-    summary="Convert a model as mlx_lm.convert does, and keep its MTP head.",
-    example="speculate convert hybrid hybrid-plain --dequantize",
-    add_arguments=add_convert_arguments,
-    run=run_convert,
-)
-
-EXTRACT_HEAD: Final[Command] = Command(
-    summary="Write a model's MTP head into a folder of its own, as heads are published.",
-    example="speculate extract-head hybrid --output hybrid-mtp --quantize 4,64",
-    add_arguments=add_extract_arguments,
-    run=run_extract,
-)

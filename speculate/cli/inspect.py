@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, cast, final, get_args
 import attrs
 import mlx.core as mx
 
-from speculate.cli._arguments import Command, add_head
+from speculate.cli._arguments import add_head
 from speculate.cli._console import as_json
 from speculate.cli._models import find_checkpoint, is_bundled
 from speculate.errors import OptionError
@@ -35,26 +35,17 @@ CLEARLY_BETTER: Final = 2.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add(
-        "path",
-        nargs="?",
-        metavar="PATH",
-        help="a model's folder, a head's folder or file, a hub repository, or a bundled model "
-        f"(default: {DEMO_MODELS[0]})",
-    )
+    place = "a model's folder, a head's folder or file, a hub repository, or a bundled model"
+    add("path", nargs="?", metavar="PATH", help=f"{place} (default: {DEMO_MODELS[0]})")
     add("--json", action="store_true", help="print one JSON object instead of a table")
-    add(
-        "--check",
-        action="store_true",
-        help="load the model and its head, and measure the acceptance rate of the first draft; "
-        "exit status 1 if it is below 5 %%",
+    check = (
+        "load the model and its head, and measure the acceptance rate of the first draft; exit "
+        "status 1 if it is below 5 %%"
     )
+    add("--check", action="store_true", help=check)
     add_head(parser)
-    add(
-        "--norms",
-        choices=("gains", "raw"),
-        help="for --check: how the head's norms are stored (default: detected)",
-    )
+    norms = "for --check: how the head's norms are stored (default: detected)"
+    add("--norms", choices=("gains", "raw"), help=norms)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,17 +70,13 @@ def run(args: argparse.Namespace) -> int:
 @final
 @attrs.frozen
 class HeadCheck:
-    """How well a head predicts the greedy output of a model.
-
-    Attributes:
-        acceptance: Share of the tokens predicted correctly, as first draft after each true one.
-        by_convention: The same with all norms stored in one convention, by its name; empty if
-            `acceptance` is not suspicious.
-    """
+    """How well a head predicts the greedy output of a model."""
 
     tokens: int
     acceptance: float
+    """Share of the tokens predicted correctly, as first draft after each true one."""
     by_convention: dict[str, float]
+    """The same with all norms stored in one convention; empty if it is not suspicious."""
 
     @property
     def passed(self) -> bool:
@@ -120,9 +107,8 @@ def check_head(name: str | None, head: str | None, norms: Convention | None = No
 
     folder, bundled = find_checkpoint(name), is_bundled(name)
     if not folder.is_dir():
-        raise OptionError(
-            f"{folder}: is a head alone. Name its model, and give this file with --head"
-        )
+        remedy = "Name its model, and give this file with --head"
+        raise OptionError(f"{folder}: is a head alone. {remedy}")
     model, tokenizer = load(folder, head=False, dequantize=bundled)
     place = folder if head is None else find_checkpoint(head, head_only=True)
 
@@ -143,7 +129,15 @@ def first_draft_acceptance(
 
     The prompt has at least two ids.
     """
-    hidden, ids = _greedy(model, prompt, tokens)
+    caches, fed = model.make_cache(), mx.array([prompt])
+    states, chosen = [], [fed]
+    for _ in range(tokens):
+        trunk = model.forward(fed, caches)
+        fed = mx.argmax(trunk.logits[:, -1:], axis=-1)
+        mx.eval(fed, trunk.hidden)
+        states.append(trunk.hidden)
+        chosen.append(fed)
+    hidden, ids = mx.concatenate(states, axis=1), mx.concatenate(chosen, axis=1)
     # Row i pairs the hidden state of token i with token i + 1, and predicts token i + 2.
     first, cache = len(prompt) - 2, head.make_cache()
     if first:
@@ -151,24 +145,3 @@ def first_draft_acceptance(
     out = head.step(hidden[:, first:-1], ids[:, first + 1 : -1], cache)
     right = mx.argmax(out.logits, axis=-1) == ids[:, first + 2 :]
     return cast(float, right.astype(mx.float32).mean().item())
-
-
-def _greedy(model: SpeculativeModel, prompt: list[int], tokens: int) -> tuple[mx.array, mx.array]:
-    """A prompt and its greedy continuation: hidden states `(1, T, width)` and ids `(1, T)`."""
-    cache, fed = model.make_cache(), mx.array([prompt])
-    hidden, ids = [], [fed]
-    for _ in range(tokens):
-        out = model.forward(fed, cache)
-        fed = mx.argmax(out.logits[:, -1:], axis=-1)
-        mx.eval(fed, out.hidden)
-        hidden.append(out.hidden)
-        ids.append(fed)
-    return mx.concatenate(hidden, axis=1), mx.concatenate(ids, axis=1)
-
-
-COMMAND: Final[Command] = Command(
-    summary="Describe a model and its head without loading them.",
-    example="speculate inspect hybrid --check",
-    add_arguments=add_arguments,
-    run=run,
-)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
-from speculate.cli._arguments import STANDARD_STREAM, Command, add_models, parse_positive
+from speculate.cli._arguments import STANDARD_STREAM, add_models, add_number
 from speculate.cli._console import progress_bars, writing
 from speculate.cli._models import load_named
 from speculate.errors import OptionError
@@ -20,22 +19,14 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    add = parser.add_argument
     listed = f"{', '.join(DEMO_MODELS[:-1])} and {DEMO_MODELS[-1]}"
     add_models(parser, "--draft", "--draft-model", default=f"{listed}, one after another")
-    add(
-        "--tokens",
-        type=parse_positive,
-        default=24,
-        metavar="N",
-        help="tokens of each decoding run (default: %(default)s)",
+    add_number(parser, "--tokens", default=24, help="tokens of each decoding run")
+    written = (
+        "also write the report to FILE as JSON; - writes JSON to standard output, and the text to "
+        "standard error"
     )
-    add(
-        "--json",
-        metavar="FILE",
-        help="also write the report to FILE as JSON; - writes JSON to standard output, and the "
-        "text to standard error",
-    )
+    parser.add_argument("--json", metavar="FILE", help=written)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,11 +45,16 @@ def run(args: argparse.Namespace) -> int:
             path = Path(args.json)
             with path.open("r+b") if path.exists() else NamedTemporaryFile(dir=path.parent):
                 pass
+    # Names of the models, each with its draft model.
+    models = [(args.model, args.draft)]
+    if args.model is None:
+        drafts = ((name, None if name == "draft" else "draft") for name in DEMO_MODELS)
+        models = [(name, args.draft or draft) for name, draft in drafts]
     report = VerificationReport(tokens=args.tokens)
     try:
         with progress_bars() as shown:
             # Load all models first, so that a loading error shows before any check runs.
-            loaded = [(*names, _load(*names, args)) for names in _model_names(args)]
+            loaded = [(*names, _load(*names, args)) for names in models]
             for name, draft, target in loaded:
                 check_model(report, name, draft, target, shown)
     except KeyboardInterrupt:
@@ -69,15 +65,6 @@ def run(args: argparse.Namespace) -> int:
     if report.interrupted:
         raise KeyboardInterrupt
     return 0
-
-
-def _model_names(args: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
-    """Names of the models, each with its draft model."""
-    if args.model is not None:
-        yield args.model, args.draft
-        return
-    for name in DEMO_MODELS:
-        yield name, args.draft or ("draft" if name != "draft" else None)
 
 
 def _load(name: str, draft_name: str | None, args: argparse.Namespace) -> VerificationTarget:
@@ -95,11 +82,3 @@ def _load(name: str, draft_name: str | None, args: argparse.Namespace) -> Verifi
     drafters.append(verify.proposer_drafter(PromptLookup))
     ids = cast("list[int]", tokenizer.encode(demo_prompt()))
     return verify.VerificationTarget(model, ids, drafters=drafters, tokens=args.tokens)
-
-
-COMMAND: Final[Command] = Command(
-    summary="Check that decoding with drafts is exact for a model on this machine.",
-    example="speculate verify --model hybrid --draft draft --tokens 16",
-    add_arguments=add_arguments,
-    run=run,
-)

@@ -92,8 +92,7 @@ def prompt_cache_loan(
 
     def give_back() -> None:
         with mx.stream(stream):
-            group = group_of(loan.caches)
-            if group is not None:
+            if (group := group_of(loan.caches)) is not None:
                 group.rewind()
                 group.stop()
             loan.give_back()

@@ -13,8 +13,8 @@ import pytest
 
 from speculate import SpeculativeModel
 from speculate.backends.arrays import RewindableArraysCache
-from speculate.cli import _inspect_report, heads, inspect
-from speculate.cli._arguments import Command
+from speculate.cli import _inspect_report
+from speculate.cli.main import COMMANDS
 from speculate.loading import demo_folder
 from speculate.models import registry
 from speculate.protocols import Forward
@@ -249,13 +249,12 @@ def test_tokenizers_of_either_form(tmp_path: Path, capsys: pytest.CaptureFixture
     assert described(capsys, folder)["tokenizer"]["tokens"] == families.VOCAB
 
 
-@pytest.mark.parametrize("command", [inspect.COMMAND, heads.EXTRACT_HEAD, heads.CONVERT])
+@pytest.mark.parametrize("name", ["inspect", "extract-head", "convert"])
 def test_the_example_of_a_command_works(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    command: Command,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, *command.example.split()[1:]).status == 0
-    assert command.example in run(capsys, command.example.split()[1], "--help").out
+    example = COMMANDS[name].example
+    assert example.startswith(f"speculate {name} ")
+    assert run(capsys, *example.split()[1:]).status == 0
+    assert example in run(capsys, name, "--help").out

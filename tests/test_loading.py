@@ -29,14 +29,12 @@ from speculate.errors import (
 from speculate.loading import demo_prompt
 from speculate.models.adapter import StockAdapter
 from tests.support import checkpoint_files as on_disk
-from tests.support import reference as kit
-from tests.support import tiny
-from tests.support import tokenizers as words
+from tests.support import reference, tiny, tokenizers
 
 
 @pytest.fixture
 def dense(tmp_path: Path) -> Path:
-    return words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE)
+    return tokenizers.write_folder(tmp_path / "dense", tiny.dense(), tokenizers.DENSE)
 
 
 def headed(folder: Path, family: str = "qwen3_5", **options: Any) -> Path:
@@ -44,13 +42,13 @@ def headed(folder: Path, family: str = "qwen3_5", **options: Any) -> Path:
     experts = family != "qwen3_5"
     head = {f"mtp.{name}": array for name, array in on_disk.make_head(experts=experts).items()}
     model = on_disk.make_model(family)
-    return words.write_folder(folder, model, on_disk.config(family), extra=head, **options)
+    return tokenizers.write_folder(folder, model, on_disk.config(family), extra=head, **options)
 
 
 def plain(model: SpeculativeModel, count: int = 8) -> list[int]:
     """What mlx-lm decodes with the model below."""
     assert isinstance(model, StockAdapter)
-    steps = generate_step(mx.array(kit.PROMPT), model.stock, max_tokens=count)  # type: ignore[arg-type]
+    steps = generate_step(mx.array(reference.PROMPT), model.stock, max_tokens=count)  # type: ignore[arg-type]
     return [int(token) for token, _ in steps]
 
 
@@ -61,7 +59,7 @@ def dtypes(stock: nn.Module) -> set[mx.Dtype]:
 
 def check_decodes(model: SpeculativeModel) -> None:
     """It gives what mlx-lm gives, up to the end of the text."""
-    found = kit.ids_of(sp.Decoder(model).generate(kit.PROMPT, 8))
+    found = reference.ids_of(sp.Decoder(model).generate(reference.PROMPT, 8))
     assert found == plain(model)[: len(found)]
     assert len(found) == 8 or found[-1] in model.eos_token_ids
 
@@ -77,10 +75,10 @@ def tensors(file: Path) -> dict[str, mx.array]:
 
 def test_a_model_knows_its_tokenizer(dense: Path) -> None:
     model, tokenizer = sp.load(dense)
-    assert model.eos_token_ids == {61, words.EOS_ID}
-    assert model.vocabulary == words.vocabulary()
+    assert model.eos_token_ids == {61, tokenizers.EOS_ID}
+    assert model.vocabulary == tokenizers.vocabulary()
     assert model.head is None
-    assert tokenizer.eos_token_ids == {61, words.EOS_ID}
+    assert tokenizer.eos_token_ids == {61, tokenizers.EOS_ID}
     check_decodes(model)
 
 
@@ -120,7 +118,7 @@ def test_no_head_is_normal_and_a_promised_one_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = on_disk.config("qwen3_5", mtp_num_hidden_layers=1)
-    words.write_folder(tmp_path, on_disk.make_model("qwen3_5"), config)
+    tokenizers.write_folder(tmp_path, on_disk.make_model("qwen3_5"), config)
     with caplog.at_level(logging.INFO, logger="speculate"):
         assert sp.load(tmp_path)[0].head is None
     (record,) = caplog.records
@@ -133,7 +131,7 @@ def test_the_folders_own_head_can_be_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_head_from_elsewhere(tmp_path: Path, dense: Path) -> None:
-    bare = words.write_folder(
+    bare = tokenizers.write_folder(
         tmp_path / "bare", on_disk.make_model("qwen3_5"), on_disk.config("qwen3_5")
     )
     other = headed(tmp_path / "other")
@@ -161,7 +159,7 @@ def test_a_head_for_a_model_in_memory(tmp_path: Path) -> None:
     assert again.stock is stock
     assert sp.load_mtp_head(folder, model) is not head
     with pytest.raises(HeadMismatchError, match=r"mtp\."):
-        sp.load_mtp_head(folder, kit.get("qwen3_5").stock)
+        sp.load_mtp_head(folder, reference.get("qwen3_5").stock)
     with pytest.raises(UnsupportedModelError, match="object"):
         sp.load_mtp_head(folder, object())  # type: ignore[arg-type]
 
@@ -185,23 +183,23 @@ def test_quantised_weights_become_float32(tmp_path: Path) -> None:
             parts = mx.quantize(array.astype(mx.bfloat16), 32, 8)
             ends = ("weight", "scales", "biases")
             packed.update({name.replace("weight", e): p for e, p in zip(ends, parts, strict=True)})
-    words.write_folder(tmp_path, model, config, extra=packed)
+    tokenizers.write_folder(tmp_path, model, config, extra=packed)
     for dequantize in (False, True):
         loaded, _ = sp.load(tmp_path, dequantize=dequantize)
         assert isinstance(loaded, StockAdapter)
         stock: Any = loaded.stock
         assert dtypes(stock) == ({mx.float32} if dequantize else {mx.float32, mx.uint32})
         check_decodes(loaded)
-    text = kit.text_of(9)
+    text = reference.text_of(9)
     wanted, _ = sp.load(tmp_path)
     one, other = (m.forward(mx.array([text]), m.make_cache()).logits for m in (wanted, loaded))
     assert mx.allclose(one, other, atol=1e-3)
 
 
 def test_weights_with_scales_of_bytes_become_float32_too(tmp_path: Path) -> None:
-    config = {"model_type": "llama", **words.DENSE}
+    config = {"model_type": "llama", **tokenizers.DENSE}
     model, config = quantize_model(tiny.dense(), config, 32, 8, mode="mxfp8")
-    loaded, _ = sp.load(words.write_folder(tmp_path, model, config), dequantize=True)
+    loaded, _ = sp.load(tokenizers.write_folder(tmp_path, model, config), dequantize=True)
     assert isinstance(loaded, StockAdapter)
     stock: Any = loaded.stock
     assert dtypes(stock) == {mx.float32}

@@ -12,13 +12,12 @@ from mlx_lm.models import gemma
 
 import speculate as sp
 from speculate.errors import CheckpointError, UnsupportedModelError
-from tests.support import tiny
-from tests.support import tokenizers as words
+from tests.support import tiny, tokenizers
 
 
 @pytest.fixture
 def dense(tmp_path: Path) -> Path:
-    return words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE)
+    return tokenizers.write_folder(tmp_path / "dense", tiny.dense(), tokenizers.DENSE)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
@@ -139,9 +138,9 @@ def test_files_that_would_keep_others_waiting_or_lie_to_them(dense: Path) -> Non
 
 
 def test_a_type_that_mlx_lm_has_and_no_adapter_drives(tmp_path: Path) -> None:
-    config: dict[str, object] = {**words.DENSE, "model_type": "gemma", "head_dim": 8}
+    config: dict[str, object] = {**tokenizers.DENSE, "model_type": "gemma", "head_dim": 8}
     model = gemma.Model(gemma.ModelArgs.from_dict(config))
-    words.write_folder(tmp_path, model, config)
+    tokenizers.write_folder(tmp_path, model, config)
     with pytest.raises(UnsupportedModelError, match="no adapter drives 'gemma'") as caught:
         sp.load(tmp_path)
     line = 'gemma = "your_package:YourAdapter"'

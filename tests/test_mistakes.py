@@ -11,10 +11,10 @@ import pytest
 import speculate as sp
 from speculate.errors import OptionError, RewindError
 from speculate.protocols import Plan, Round
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.recording import WatchedProposer
 
-MODEL = kit.get("qwen3_5").model
+MODEL = reference.get("qwen3_5").model
 
 
 class Planless:
@@ -68,7 +68,7 @@ class Lists:
 
 
 def decode(strategy: Any) -> object:
-    return list(sp.Decoder(MODEL, strategy).generate(kit.PROMPT, 4))
+    return list(sp.Decoder(MODEL, strategy).generate(reference.PROMPT, 4))
 
 
 def keep_what_was_not_fed() -> None:
@@ -86,7 +86,7 @@ def enter_none() -> None:
         pass
 
 
-STOCK: Any = kit.get("qwen3_5").stock
+STOCK: Any = reference.get("qwen3_5").stock
 CHAIN: Any = sp.MTPChain
 MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a stock model": (lambda: sp.Decoder(STOCK), OptionError, r"speculate\.adapt\(model\)"),
@@ -123,7 +123,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         r"mx\.array \(1, T\)",
     ),
     "another model's caches": (
-        lambda: MODEL.forward(mx.array([[1]]), kit.get("small_dense").model.make_cache()[:1]),
+        lambda: MODEL.forward(mx.array([[1]]), reference.get("small_dense").model.make_cache()[:1]),
         OptionError,
         "got 1 caches, and this model has 4",
     ),
@@ -150,8 +150,8 @@ def test_what_is_refused_is_fed_to_no_layer() -> None:
 
 def test_a_proposer_that_could_read_layers_and_reads_none_drafts() -> None:
     decoder = sp.Decoder(MODEL, sp.Fixed(Tapping(), 2))
-    tokens = [token.id for token in decoder.generate(kit.PROMPT, 4)]
-    assert tokens == kit.truth("qwen3_5", kit.PROMPT, 4)
+    tokens = [token.id for token in decoder.generate(reference.PROMPT, 4)]
+    assert tokens == reference.truth("qwen3_5", reference.PROMPT, 4)
 
 
 def test_options_of_other_libraries_are_named() -> None:

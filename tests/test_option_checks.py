@@ -18,14 +18,12 @@ import speculate as sp
 from speculate.errors import OptionError, PromptError
 from speculate.integrations.mlx_lm import mtp_generate_step, speculative_generate_step
 from speculate.protocols import Costs
-from tests.support import reference as kit
-from tests.support import tiny
-from tests.support import tokenizers as words
+from tests.support import reference, tiny, tokenizers
 from tests.support.mtp_heads import with_head
 
-MODEL: Final = kit.get("dense").model
-STOCK: Final[Any] = kit.get("dense").stock
-PROMPT: Final = mx.array(kit.PROMPT)
+MODEL: Final = reference.get("dense").model
+STOCK: Final[Any] = reference.get("dense").stock
+PROMPT: Final = mx.array(reference.PROMPT)
 Given = Callable[..., object]
 
 INF: Final = math.inf
@@ -35,7 +33,7 @@ NO_NUMBER: Final = (NAN, INF, "0.5", True, [0.5])
 
 
 def run(**options: Any) -> object:
-    return sp.Decoder(MODEL, sp.Off()).generate(kit.PROMPT, **options)
+    return sp.Decoder(MODEL, sp.Off()).generate(reference.PROMPT, **options)
 
 
 def decoder(**options: Any) -> object:
@@ -43,11 +41,11 @@ def decoder(**options: Any) -> object:
 
 
 def text(**options: Any) -> object:
-    return sp.stream_generate(MODEL, words.wrapper(), kit.PROMPT, **options)
+    return sp.stream_generate(MODEL, tokenizers.wrapper(), reference.PROMPT, **options)
 
 
 def whole_text(**options: Any) -> object:
-    return sp.generate(MODEL, words.wrapper(), kit.PROMPT, max_tokens=1, **options)
+    return sp.generate(MODEL, tokenizers.wrapper(), reference.PROMPT, max_tokens=1, **options)
 
 
 def fixed(**options: Any) -> object:
@@ -210,8 +208,8 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     count: Any = np.int64(3)
     every: list[Any] = [np.array([63]), mx.array([63]), {63}, frozenset()]
     for stops in every:
-        found = list(running.generate(kit.PROMPT, count, stop_tokens=stops))
-        assert kit.ids_of(found) == kit.truth("dense", kit.PROMPT, 3)
+        found = list(running.generate(reference.PROMPT, count, stop_tokens=stops))
+        assert reference.ids_of(found) == reference.truth("dense", reference.PROMPT, 3)
 
 
 def test_ids_are_not_bytes_and_not_text() -> None:

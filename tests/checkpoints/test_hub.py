@@ -22,7 +22,7 @@ from speculate.checkpoints import has_head
 from speculate.checkpoints.hub import download, download_head
 from speculate.errors import CheckpointError
 from tests.support import checkpoint_files as tiny
-from tests.support import tokenizers as words
+from tests.support import tokenizers
 from tests.support.command_runs import run
 
 COMMIT = "0123456789" * 4
@@ -198,9 +198,9 @@ def test_without_a_connection_what_is_here_is_used(
 def test_loading_by_name(remote: Path, sent: list[str], tmp_path: Path) -> None:
     trunk, head = tiny.trunk_weights(tiny.make_model()), tiny.make_head()
     tiny.write(remote, {"model.safetensors": trunk, "mtp.safetensors": tiny.prefixed(head)})
-    words.fast_tokenizer().save_pretrained(remote)
+    tokenizers.fast_tokenizer().save_pretrained(remote)
     here = tiny.write(tmp_path / "here", {"model.safetensors": trunk})
-    words.fast_tokenizer().save_pretrained(here)
+    tokenizers.fast_tokenizer().save_pretrained(here)
     assert sp.load(here)[0].head is None
     reference = sp.load(REPOSITORY)[0].head
     sent.clear()
@@ -219,7 +219,7 @@ def test_the_command_takes_names_too(
 ) -> None:
     files = {"model.safetensors": tiny.trunk_weights(tiny.make_model()), "mtp.safetensors": HEAD}
     tiny.write(remote, files, listed=list(files))
-    words.fast_tokenizer().save_pretrained(remote)
+    tokenizers.fast_tokenizer().save_pretrained(remote)
     head, whole = tmp_path / "head", tmp_path / "whole"
     assert run(capsys, "extract-head", REPOSITORY, "--output", str(head)).status == 0
     assert weights(sent) == ["mtp.safetensors"] and has_head(head)

@@ -43,8 +43,7 @@ from speculate.cli._bench_runs import (
 )
 from speculate.cli._console import as_json
 from speculate.protocols import Forward, Rollbackable, Round
-from tests.support import tiny
-from tests.support import tokenizers as words
+from tests.support import tiny, tokenizers
 from tests.support.command_runs import Said, run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -284,7 +283,7 @@ def bench(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> Sa
 
 @pytest.fixture
 def dense(tmp_path: Path) -> str:
-    return str(words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE))
+    return str(tokenizers.write_folder(tmp_path / "dense", tiny.dense(), tokenizers.DENSE))
 
 
 def test_all_of_it(

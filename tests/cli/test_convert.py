@@ -21,7 +21,7 @@ from speculate.checkpoints import HeadTensors, Quantization, find_head, read_hea
 from speculate.errors import CheckpointError
 from speculate.models.mtp import QwenMTPHead, build_head
 from tests.support import checkpoint_files as tiny
-from tests.support import tokenizers as words
+from tests.support import tokenizers
 from tests.support.command_runs import Said, run
 
 FAMILIES = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]
@@ -42,7 +42,7 @@ def published(folder: Path, family: str = "qwen3_5", **changes: Any) -> Path:
         trunk = tiny.fused(tiny.trunk_weights(tiny.make_model(family), stored_raw=True))
     files = {"model-00001.safetensors": trunk, "model-00002.safetensors": head}
     tiny.write(folder, files, config=tiny.config(family, **changes), listed=list(files))
-    words.fast_tokenizer().save_pretrained(folder)
+    tokenizers.fast_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -199,7 +199,7 @@ def test_a_folder_that_stock_mlx_lm_refuses(
     folder = tiny.write(
         tmp_path / "kept", {"model.safetensors": weights}, config=tiny.config("qwen3_next")
     )
-    words.fast_tokenizer().save_pretrained(folder)
+    tokenizers.fast_tokenizer().save_pretrained(folder)
     with pytest.raises(ValueError, match="not in model"):
         mlx_lm.load(str(folder))
     target = converted(capsys, folder)

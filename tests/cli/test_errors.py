@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import tiny
-from tests.support import tokenizers as words
+from tests.support import tiny, tokenizers
 from tests.support.command_runs import run
 from tests.test_loading_errors import REASONS, broken
 
 
 @pytest.fixture
 def dense(tmp_path: Path) -> Path:
-    return words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE)
+    return tokenizers.write_folder(tmp_path / "dense", tiny.dense(), tokenizers.DENSE)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
@@ -86,7 +85,7 @@ def test_an_empty_standard_input(
 def test_a_draft_of_another_vocabulary(
     capsys: pytest.CaptureFixture[str], dense: Path, tmp_path: Path
 ) -> None:
-    shifted = words.write_folder(tmp_path / "shifted", tiny.dense(), words.DENSE, shift=1)
+    shifted = tokenizers.write_folder(tmp_path / "shifted", tiny.dense(), tokenizers.DENSE, shift=1)
     base = ("generate", "--model", str(dense), "--prompt", "a", "--draft-model")
     assert "different tokenizer" in refused(capsys, *base, str(shifted))
     assert "different tokenizer" in refused(capsys, *base, "draft")

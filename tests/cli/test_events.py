@@ -19,8 +19,7 @@ import speculate as sp
 from speculate.cli._stats_view import EventLog
 from speculate.loading import demo_prompt
 from speculate.protocols import Round
-from tests.support import tiny
-from tests.support import tokenizers as words
+from tests.support import tiny, tokenizers
 from tests.support.command_runs import run
 
 OPTIONS = ("generate", "--proposer", "mtp", "--depth", "2", "--prompt", demo_prompt())
@@ -166,7 +165,7 @@ def test_nothing_is_written_where_nothing_is_generated(
 
 
 def test_a_killed_run_leaves_whole_lines(tmp_path: Path) -> None:
-    folder = words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE)
+    folder = tokenizers.write_folder(tmp_path / "dense", tiny.dense(), tokenizers.DENSE)
     path = tmp_path / "events.jsonl"
     command = [sys.executable, "-m", "speculate.cli", "generate", "--model", str(folder)]
     # A text of 243 tokens, of which 20,000 bytes hold about 40.

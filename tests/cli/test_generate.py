@@ -12,22 +12,20 @@ import pytest
 
 import speculate as sp
 from speculate.loading import demo_prompt
-from tests.support import reference as kit
-from tests.support import tiny
-from tests.support import tokenizers as words
+from tests.support import reference, tiny, tokenizers
 from tests.support.command_runs import run
 
 
 @pytest.fixture
 def dense(tmp_path: Path) -> str:
-    return str(words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE))
+    return str(tokenizers.write_folder(tmp_path / "dense", tiny.dense(), tokenizers.DENSE))
 
 
 @pytest.fixture
 def drafter(tmp_path: Path) -> str:
-    config = {**words.DENSE, "num_hidden_layers": 1}
+    config = {**tokenizers.DENSE, "num_hidden_layers": 1}
     model = tiny.dense(seed=3, num_hidden_layers=1)
-    return str(words.write_folder(tmp_path / "draft", model, config))
+    return str(tokenizers.write_folder(tmp_path / "draft", model, config))
 
 
 def wanted(folder: str, prompt: str, count: int, chat: bool = False) -> str:
@@ -134,7 +132,9 @@ def test_stop_strings(capsys: pytest.CaptureFixture[str], dense: str) -> None:
 
 def test_the_chat_template(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     template = "{% for m in messages %}X{{ m['content'] }}Y{% endfor %}"
-    folder = str(words.write_folder(tmp_path, tiny.dense(), words.DENSE, chat_template=template))
+    folder = str(
+        tokenizers.write_folder(tmp_path, tiny.dense(), tokenizers.DENSE, chat_template=template)
+    )
     base = ("generate", "--model", folder, "--prompt", "ab", "-m", "6")
     on, off = wanted(folder, "ab", 6, chat=True), wanted(folder, "ab", 6)
     assert on != off
@@ -162,9 +162,9 @@ def test_a_reader_that_leaves(dense: str) -> None:
 
 
 def test_unlimited_ends_with_the_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    ends = kit.truth("dense", (0, 1, 2), 5)[4]
-    config = {**words.DENSE, "eos_token_id": ends}
-    folder = words.write_folder(tmp_path, tiny.dense(), config)
+    ends = reference.truth("dense", (0, 1, 2), 5)[4]
+    config = {**tokenizers.DENSE, "eos_token_id": ends}
+    folder = tokenizers.write_folder(tmp_path, tiny.dense(), config)
     said = run(capsys, "generate", "--model", str(folder), "--prompt", "abc", "-m", "-1")
     assert said.status == 0
     assert said.counters()["tokens"] <= 5

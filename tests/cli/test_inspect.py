@@ -20,7 +20,7 @@ from speculate.models import registry
 from speculate.protocols import Forward
 from tests.support import checkpoint_files as tiny
 from tests.support import tiny as families
-from tests.support import tokenizers as words
+from tests.support import tokenizers
 from tests.support.command_runs import run
 from tests.support.verify_subjects import Around
 
@@ -245,7 +245,7 @@ def test_tokenizers_of_either_form(tmp_path: Path, capsys: pytest.CaptureFixture
     assert found[0] == found[1] and found[0]["tokens"] == 2
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"b": 0, "a": 1}}}))
     assert described(capsys, folder)["tokenizer"]["fingerprint"] != found[0]["fingerprint"]
-    words.fast_tokenizer().save_pretrained(folder)
+    tokenizers.fast_tokenizer().save_pretrained(folder)
     assert described(capsys, folder)["tokenizer"]["tokens"] == families.VOCAB
 
 

@@ -11,7 +11,7 @@ import pytest
 import speculate as sp
 from speculate.errors import CheckpointError, HeadNotFoundError, SpeculateWarning
 from tests.support import checkpoint_files as tiny
-from tests.support import tokenizers as words
+from tests.support import tokenizers
 from tests.support.command_runs import Said, run
 from tests.support.tiny import VOCAB
 
@@ -23,7 +23,7 @@ SHORT = ("--prompt", "a", "--max-tokens", "4")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint as a conversion leaves it, without the head."""
     place = tmp_path_factory.mktemp("stock")
-    return words.write_folder(place, tiny.make_model("qwen3_5", vocab_size=VOCAB), config())
+    return tokenizers.write_folder(place, tiny.make_model("qwen3_5", vocab_size=VOCAB), config())
 
 
 def config() -> dict[str, object]:

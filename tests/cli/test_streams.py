@@ -20,8 +20,7 @@ from speculate.cli.main import COMMANDS, main
 from speculate.verify import Case, Result
 from tests.cli.test_bench import results_of, written_out
 from tests.cli.test_verify import bring
-from tests.support import tiny
-from tests.support import tokenizers as words
+from tests.support import tiny, tokenizers
 from tests.support.reference import get
 
 REFUSED: Final = "speculate: error: output cannot be written to standard output: "
@@ -84,7 +83,7 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]
 
     The last one ends with an error.
     """
-    dense = str(words.write_folder(tmp_path / "dense\u00e9", tiny.dense(), words.DENSE))
+    dense = str(tokenizers.write_folder(tmp_path / "dense\u00e9", tiny.dense(), tokenizers.DENSE))
     results = attrs.evolve(results_of(written_out()), model="dens\u00e9")
     monkeypatch.setattr(bench, "_measure", lambda _: results)
     monkeypatch.setattr(bench, "find_spec", lambda _: None)
@@ -168,7 +167,7 @@ def test_without_standard_output(
 def test_without_standard_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    dense = str(words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE))
+    dense = str(tokenizers.write_folder(tmp_path / "dense", tiny.dense(), tokenizers.DENSE))
     base = ["generate", "--model", dense, "-p", "ab", "-m", "8"]
     assert main(base) == 0
     text = capsys.readouterr().out
@@ -236,7 +235,7 @@ def test_a_reader_that_has_left_before_anything_is_written() -> None:
 
 def test_without_any_stream_but_output_a_model_can_be_loaded(tmp_path: Path) -> None:
     # Its file would be given the number of standard input.
-    dense = words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE)
+    dense = tokenizers.write_folder(tmp_path / "dense", tiny.dense(), tokenizers.DENSE)
     status, out, _ = shell(
         f"generate --model {dense} -p \u20ac -m 4 <&- 2>&-", PYTHONIOENCODING="ascii"
     )
@@ -244,7 +243,7 @@ def test_without_any_stream_but_output_a_model_can_be_loaded(tmp_path: Path) -> 
 
 
 def test_an_interrupt_is_reported_in_a_line(tmp_path: Path) -> None:
-    dense = str(words.write_folder(tmp_path / "dense", tiny.dense(), words.DENSE))
+    dense = str(tokenizers.write_folder(tmp_path / "dense", tiny.dense(), tokenizers.DENSE))
     command = [sys.executable, "-m", "speculate", "generate", "--model", dense]
     options = ["-p", "abc", "-m", "-1", "--max-kv-size", "64", "--proposer", "off"]
     with subprocess.Popen(

@@ -11,7 +11,7 @@ import pytest
 
 from speculate import Decoder, DraftModel, Fixed, Off, Token
 from speculate.protocols import Forward, Rollbackable
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.failing_runs import COUNT, OWN, PLACES, TARGET, Failing, Kind, build, calls
 from tests.support.recording import Broken, GuidedModel, PassingModel, Ticker
 
@@ -31,7 +31,7 @@ CASES: Final = [
 ]
 
 
-@pytest.mark.parametrize("case", kit.sampled(CASES, 30))
+@pytest.mark.parametrize("case", reference.sampled(CASES, 30))
 def test_a_failure_leaves_caches_that_hold_the_text(
     case: tuple[tuple[str, Kind, str], str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,22 +41,22 @@ def test_a_failure_leaves_caches_that_hold_the_text(
     error = KeyboardInterrupt("now") if at % 2 else Broken("now")
     ticker = Ticker(place, at, error)
     failing = build(name, kind, draft, ticker, monkeypatch)
-    caches = kit.stock_caches(name)
+    caches = reference.stock_caches(name)
     objects = list(caches)
     tokens: list[Token] = []
     with pytest.raises(type(error)) as caught:
-        for token in failing.decoder.generate(kit.PROMPT, COUNT, caches):
+        for token in failing.decoder.generate(reference.PROMPT, COUNT, caches):
             tokens.append(token)
     assert caught.value is error
     assert all(a is b for a, b in zip(caches, objects, strict=True))
-    kit.check_tokens(name, kit.PROMPT, tokens)
-    text = [] if ticker.calls["plan"] == 0 else [*kit.PROMPT, *kit.ids_of(tokens)]
+    reference.check_tokens(name, reference.PROMPT, tokens)
+    text = [] if ticker.calls["plan"] == 0 else [*reference.PROMPT, *reference.ids_of(tokens)]
     pending = failing.decoder.pending
     if place in TARGET and pending is not None:
         assert pending == text.pop()
     else:
         assert pending is None
-    kit.check_holds(name, caches, text)
+    reference.check_holds(name, caches, text)
     # A proposer that was not told, or that failed while it caught up, is behind.
     has_backlog = place == "commit" or ticker.before["settle"] > 0
     check_draft_cache(failing, draft, text, has_backlog)
@@ -71,21 +71,21 @@ def check_draft_cache(failing: Failing, draft: str, text: list[int], has_backlog
         assert all(length <= len(text) for length in lengths)
         return
     assert lengths == {len(text)}
-    wanted = kit.cold(draft, tuple(text))[1] if text else kit.stock_caches(draft)
+    wanted = reference.cold(draft, tuple(text))[1] if text else reference.stock_caches(draft)
     pairs = zip(layers, wanted, strict=True)
-    assert all(kit.equal(kit.content(a), kit.content(b)) for a, b in pairs)
+    assert all(reference.equal(reference.content(a), reference.content(b)) for a, b in pairs)
 
 
 def check_goes_on(
     failing: Failing, name: str, caches: list[object], text: list[int], pending: int | None
 ) -> None:
     """The next turn, and a new text, are as if nothing had happened."""
-    turn = [*kit.SECOND] if pending is None else [pending, *kit.SECOND]
+    turn = [*reference.SECOND] if pending is None else [pending, *reference.SECOND]
     second = list(failing.decoder.generate(turn, 3, caches))
-    kit.check_tokens(name, [*text, *turn], second)
-    kit.check_holds(name, caches, [*text, *turn, *kit.ids_of(second)])
-    again = list(failing.decoder.generate(kit.PROMPT, 4))
-    kit.check_tokens(name, kit.PROMPT, again)
+    reference.check_tokens(name, [*text, *turn], second)
+    reference.check_holds(name, caches, [*text, *turn, *reference.ids_of(second)])
+    again = list(failing.decoder.generate(reference.PROMPT, 4))
+    reference.check_tokens(name, reference.PROMPT, again)
 
 
 class Interrupting:
@@ -102,34 +102,34 @@ class Interrupting:
         return self._mlp(x)
 
 
-@pytest.mark.parametrize("at", kit.sampled(range(1, 9), 3))
-@pytest.mark.parametrize("name", kit.PROMISED)
+@pytest.mark.parametrize("at", reference.sampled(range(1, 9), 3))
+@pytest.mark.parametrize("name", reference.PROMISED)
 def test_a_forward_that_fails_between_two_layers_consumed_nothing(name: str, at: int) -> None:
     # A model of its own, since a part of it is replaced.
-    broken = kit.adapted(kit.BUILDERS[name]())
+    broken = reference.adapted(reference.BUILDERS[name]())
     layer = broken.stock.layers[2]
-    proposer = kit.scripted(name, kit.PROMPT, COUNT, kit.always("each"))
+    proposer = reference.scripted(name, reference.PROMPT, COUNT, reference.always("each"))
     decoder = Decoder(broken.model, Fixed(proposer, 3), prefill_step_size=3)
     mlp = layer.mlp  # type: ignore[attr-defined]
     layer.mlp = Interrupting(mlp, at)  # type: ignore[attr-defined]
-    caches = kit.stock_caches(name)
+    caches = reference.stock_caches(name)
     tokens: list[Token] = []
     with pytest.raises(KeyboardInterrupt):
-        for token in decoder.generate(kit.PROMPT, COUNT, caches):
+        for token in decoder.generate(reference.PROMPT, COUNT, caches):
             tokens.append(token)
     pending = decoder.pending
-    text = [*kit.PROMPT, *kit.ids_of(tokens)] if at > 2 else []
+    text = [*reference.PROMPT, *reference.ids_of(tokens)] if at > 2 else []
     if pending is not None:
         assert text.pop() == pending
-    kit.check_holds(name, caches, text)
-    turn = [*kit.SECOND] if pending is None else [pending, *kit.SECOND]
+    reference.check_holds(name, caches, text)
+    turn = [*reference.SECOND] if pending is None else [pending, *reference.SECOND]
     second = list(decoder.generate(turn, 3, caches))
-    kit.check_tokens(name, [*text, *turn], second)
+    reference.check_tokens(name, [*text, *turn], second)
 
 
 @pytest.mark.parametrize("left", [16, 17, 18, 19, 20, 21])
 def test_a_draft_that_fails_near_the_end_trims_no_more_than_it_drafted(left: int) -> None:
-    text = [*kit.PROMPT, *kit.truth("dense", kit.PROMPT, 16)]
+    text = [*reference.PROMPT, *reference.truth("dense", reference.PROMPT, 16)]
     error = Broken("the draft model's own limit")
 
     class Limited(PassingModel):
@@ -143,28 +143,30 @@ def test_a_draft_that_fails_near_the_end_trims_no_more_than_it_drafted(left: int
                 raise error
             return self.inner.forward(tokens, cache)
 
-    small = GuidedModel(Limited(kit.get("small_dense").model), text)
+    small = GuidedModel(Limited(reference.get("small_dense").model), text)
     draft_cache = small.make_cache()
-    decoder = Decoder(kit.get("dense").model, Fixed(DraftModel(small, cache=draft_cache), 4))
-    caches = kit.stock_caches("dense")
+    decoder = Decoder(reference.get("dense").model, Fixed(DraftModel(small, cache=draft_cache), 4))
+    caches = reference.stock_caches("dense")
     tokens: list[Token] = []
     with pytest.raises(Broken) as caught:
-        for token in decoder.generate(kit.PROMPT, 16, caches):
+        for token in decoder.generate(reference.PROMPT, 16, caches):
             tokens.append(token)
     assert caught.value is error
-    kit.check_tokens("dense", kit.PROMPT, tokens)
-    fed = [*kit.PROMPT, *kit.ids_of(tokens)]
-    kit.check_holds("dense", caches, fed)
+    reference.check_tokens("dense", reference.PROMPT, tokens)
+    fed = [*reference.PROMPT, *reference.ids_of(tokens)]
+    reference.check_holds("dense", caches, fed)
     assert draft_cache[0].length() <= len(fed)
-    second = list(Decoder(kit.get("dense").model, Off()).generate(kit.SECOND, 4, caches))
-    kit.check_tokens("dense", [*fed, *kit.SECOND], second)
+    second = list(
+        Decoder(reference.get("dense").model, Off()).generate(reference.SECOND, 4, caches)
+    )
+    reference.check_tokens("dense", [*fed, *reference.SECOND], second)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss", "lfm2"])
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 def test_a_long_prefill_that_is_broken_off_leaves_what_was_there(name: str, chunk: int) -> None:
-    caches = kit.stock_caches(name)
-    draft = DraftModel(kit.get(name).model)
+    caches = reference.stock_caches(name)
+    draft = DraftModel(reference.get(name).model)
     seen: list[int] = []
 
     def stop(done: int, total: int) -> None:
@@ -172,13 +174,13 @@ def test_a_long_prefill_that_is_broken_off_leaves_what_was_there(name: str, chun
         if len(seen) == chunk + 1:
             raise KeyboardInterrupt
 
-    kit.feed(name, caches, kit.PROMPT)
-    model = kit.get(name).model
-    prompt = kit.text_of(20)
+    reference.feed(name, caches, reference.PROMPT)
+    model = reference.get(name).model
+    prompt = reference.text_of(20)
     decoder = Decoder(model, Fixed(draft, 3), prefill_step_size=6, prompt_progress_callback=stop)
     with pytest.raises(KeyboardInterrupt):
         list(decoder.generate(prompt, 5, caches))
-    kit.check_holds(name, caches, kit.PROMPT)
+    reference.check_holds(name, caches, reference.PROMPT)
     tokens = list(decoder.generate(prompt, 5, caches))
-    kit.check_tokens(name, [*kit.PROMPT, *prompt], tokens)
-    assert draft.position() == len(kit.PROMPT) + 25
+    reference.check_tokens(name, [*reference.PROMPT, *prompt], tokens)
+    assert draft.position() == len(reference.PROMPT) + 25

@@ -13,7 +13,7 @@ from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, SpeculateError,
 from speculate.errors import RewindError
 from speculate.protocols import Proposer
 from speculate.testing import ScheduledStrategy
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.interrupts import Interrupter
 from tests.support.mtp_heads import with_knowing_head
 from tests.support.recording import Broken, GuidedModel, Ticker, WatchedProposer
@@ -44,12 +44,12 @@ class Case:
         return "wide_heads" if self.name == "quantised" else self.name
 
     def caches(self) -> list[object]:
-        return kit.stock_caches(self.model)
+        return reference.stock_caches(self.model)
 
     def decoder(self, ticker: Ticker) -> Decoder:
         """Drafts are wrong at the first, the second, ... in turn."""
-        model = kit.get(self.model).model
-        text = [*kit.PROMPT, *kit.truth(self.model, kit.PROMPT, COUNT)]
+        model = reference.get(self.model).model
+        text = [*reference.PROMPT, *reference.truth(self.model, reference.PROMPT, COUNT)]
         proposer: Proposer
         if self.drafter == "draft":
             proposer = DraftModel(GuidedModel(model, text, WRONG))
@@ -57,7 +57,9 @@ class Case:
             model = with_knowing_head(self.model, text, WRONG)[0].model
             proposer = MTPChain()
         else:
-            proposer = kit.scripted(self.model, kit.PROMPT, COUNT, kit.always("each"))
+            proposer = reference.scripted(
+                self.model, reference.PROMPT, COUNT, reference.always("each")
+            )
         if self.drafter in {"propose", "settle"}:
             ticker.place, ticker.at = self.drafter, 1
         watched = WatchedProposer(proposer, ticker)
@@ -83,7 +85,7 @@ SAMPLED: Final = 7
 
 def run(decoder: Decoder, caches: list[object], tokens: list[Token]) -> None:
     """A text that is settled in the middle."""
-    running = decoder.generate(kit.PROMPT, COUNT, caches)
+    running = decoder.generate(reference.PROMPT, COUNT, caches)
     try:
         for token in running:
             tokens.append(token)
@@ -118,7 +120,7 @@ def lines(case: Case) -> int:
 def left_over(case: Case, emitted: int) -> list[object]:
     """What plain decoding leaves after so many tokens."""
     caches = case.caches()
-    model, bits = kit.get(case.model).model, 8 if case.name == "quantised" else None
+    model, bits = reference.get(case.model).model, 8 if case.name == "quantised" else None
     plain = Decoder(
         model,
         Off(),
@@ -127,7 +129,7 @@ def left_over(case: Case, emitted: int) -> list[object]:
         quantized_kv_start=8,
         prefill_step_size=3,
     )
-    list(plain.generate(kit.PROMPT, emitted, caches))
+    list(plain.generate(reference.PROMPT, emitted, caches))
     return caches
 
 
@@ -136,21 +138,21 @@ def check(case: Case, at: int) -> None:
     objects, tokens = list(caches), list[Token]()
     decoder, interrupter = interrupted(case, at, caches, tokens)
     try:
-        check_text(case, caches, kit.ids_of(tokens))
+        check_text(case, caches, reference.ids_of(tokens))
         if case.name != "quantised":
             assert all(a is b for a, b in zip(caches, objects, strict=True)), "other objects"
         assert decoder.pending is None
         check_stats(decoder, tokens)
-        check_goes_on(case, decoder, caches, kit.ids_of(tokens))
+        check_goes_on(case, decoder, caches, reference.ids_of(tokens))
     except Exception as error:
         raise AssertionError(f"{case}, line {at}, {interrupter.where}: {error}") from error
 
 
 def check_text(case: Case, caches: list[object], ids: list[int]) -> None:
-    assert ids == kit.truth(case.model, kit.PROMPT, len(ids))
+    assert ids == reference.truth(case.model, reference.PROMPT, len(ids))
     # Before the first token: the prompt, or what they held before.
-    nothing = not ids and kit.offset(caches[-1]) == 0
-    kit.same_content(caches, case.caches() if nothing else left_over(case, len(ids)))
+    nothing = not ids and reference.offset(caches[-1]) == 0
+    reference.same_content(caches, case.caches() if nothing else left_over(case, len(ids)))
 
 
 def check_stats(decoder: Decoder, tokens: list[Token]) -> None:
@@ -162,11 +164,13 @@ def check_stats(decoder: Decoder, tokens: list[Token]) -> None:
 
 def check_goes_on(case: Case, decoder: Decoder, caches: list[object], ids: list[int]) -> None:
     """The next turn is as if nothing had happened."""
-    text = [*kit.PROMPT, *ids] if kit.offset(caches[-1]) else []
-    second = list(decoder.generate(kit.SECOND, 3, caches))
+    text = [*reference.PROMPT, *ids] if reference.offset(caches[-1]) else []
+    second = list(decoder.generate(reference.SECOND, 3, caches))
     if case.name != "quantised":
-        kit.check_tokens(case.model, [*text, *kit.SECOND], second)
-        kit.check_holds(case.model, caches, [*text, *kit.SECOND, *kit.ids_of(second)])
+        reference.check_tokens(case.model, [*text, *reference.SECOND], second)
+        reference.check_holds(
+            case.model, caches, [*text, *reference.SECOND, *reference.ids_of(second)]
+        )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -189,25 +193,25 @@ def test_an_interrupt_at_every_line(case: Case) -> None:
 
 def test_a_settle_that_is_broken_off_returns_the_list_and_ends_the_text() -> None:
     decoder = Case("qwen3_5").decoder(Ticker())
-    caches = kit.stock_caches("qwen3_5")
-    running = decoder.generate(kit.PROMPT, COUNT, caches)
+    caches = reference.stock_caches("qwen3_5")
+    running = decoder.generate(reference.PROMPT, COUNT, caches)
     ids = [next(running).id for _ in range(2)]
     with Interrupter(40), pytest.raises(KeyboardInterrupt):
         decoder.settle()
-    kit.check_holds("qwen3_5", caches, [*kit.PROMPT, *ids])
+    reference.check_holds("qwen3_5", caches, [*reference.PROMPT, *ids])
     said = r"settle\(\) failed or was interrupted, which ended this generation"
     with pytest.raises(SpeculateError, match=said):
         next(running)
-    second = list(decoder.generate(kit.SECOND, 3, caches))
-    kit.check_tokens("qwen3_5", [*kit.PROMPT, *ids, *kit.SECOND], second)
+    second = list(decoder.generate(reference.SECOND, 3, caches))
+    reference.check_tokens("qwen3_5", [*reference.PROMPT, *ids, *reference.SECOND], second)
 
 
 def test_a_cache_that_cannot_be_returned_is_put_into_the_list_as_it_is() -> None:
-    model = kit.get("dense").model
+    model = reference.get("dense").model
     caches: list[object] = [*model.make_cache(position=5)]
     objects = list(caches)
-    proposer = kit.scripted("dense", kit.PROMPT, COUNT, kit.always(None))
-    running = Decoder(model, Fixed(proposer, 2)).generate(kit.PROMPT, COUNT, caches)
+    proposer = reference.scripted("dense", reference.PROMPT, COUNT, reference.always(None))
+    running = Decoder(model, Fixed(proposer, 2)).generate(reference.PROMPT, COUNT, caches)
     next(running)
     with pytest.raises(RewindError, match="started late"):
         running.close()

@@ -15,8 +15,7 @@ from speculate import Decoder, Fixed, Off, Token
 from speculate.protocols import Strategy
 from speculate.sampling.processors import Processor
 from speculate.testing import ScriptedProposer
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 
 VOCAB: Final = 8000
 ROW: Final = 4 * VOCAB
@@ -24,12 +23,12 @@ COUNT: Final = 24
 DEPTH: Final = 8
 PROMPT: Final = [5, 9, 3]
 
-MODEL: Final = kit.adapted(tiny.dense(seed=1, vocab_size=VOCAB)).model
+MODEL: Final = reference.adapted(tiny.dense(seed=1, vocab_size=VOCAB)).model
 PLAIN: Final = list(Decoder(MODEL, Off()).generate(PROMPT, COUNT))
 
 
 def drafting(wrong: Callable[[int], int | None]) -> Strategy:
-    text = [*PROMPT, *kit.ids_of(PLAIN)]
+    text = [*PROMPT, *reference.ids_of(PLAIN)]
     return Fixed(ScriptedProposer(text, wrong, vocab_size=VOCAB), DEPTH)
 
 
@@ -59,7 +58,7 @@ def held_by(make: Callable[[], list[Token]]) -> float:
     before = active()
     tokens = make()
     held = active() - before
-    assert kit.ids_of(tokens) == kit.ids_of(PLAIN)[: len(tokens)]
+    assert reference.ids_of(tokens) == reference.ids_of(PLAIN)[: len(tokens)]
     return held / len(tokens)
 
 
@@ -138,7 +137,7 @@ def test_tokens_that_are_not_kept_cost_no_copy(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("speculate.decoding.block.mx.contiguous", counted)
     for name in STRATEGIES:
         ids = [token.id for token in Decoder(MODEL, STRATEGIES[name]()).generate(PROMPT, COUNT)]
-        assert ids == kit.ids_of(PLAIN)
+        assert ids == reference.ids_of(PLAIN)
     # The last block's tokens are there when the text ends.
     assert copied.count(VOCAB) <= len(STRATEGIES) * 2
 

@@ -12,25 +12,24 @@ import pytest
 from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, PromptLookup
 from speculate.protocols import Round, Strategy
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.mtp_heads import with_head
 from tests.support.recording import WatchedModel
 
-NAMES: Final = (*kit.PROMISED, "lfm2")
+NAMES: Final = (*reference.PROMISED, "lfm2")
 
 
 @pytest.mark.parametrize("depths", [(0,), (0, 0, 2)], ids=str)
 def test_a_round_without_drafts_launches_the_next_step_before_it_is_read(
     depths: tuple[int, ...],
 ) -> None:
-    model = WatchedModel(kit.get("qwen3_5").model)
-    script = kit.scripted("qwen3_5", kit.PROMPT, 12, kit.always(0))
+    model = WatchedModel(reference.get("qwen3_5").model)
+    script = reference.scripted("qwen3_5", reference.PROMPT, 12, reference.always(0))
     decoder = Decoder(model, ScheduledStrategy([(script, k) for k in depths]))
-    running = decoder.generate(kit.PROMPT, 12)
+    running = decoder.generate(reference.PROMPT, 12)
     next(running)
     # The prompt, its last token, and the token that was just emitted.
-    assert model.widths == [len(kit.PROMPT) - 1, 1, 1]
+    assert model.widths == [len(reference.PROMPT) - 1, 1, 1]
     next(running)
     # Whoever drafts next needs to know the last token first.
     assert model.widths[3:] == ([1] if len(depths) == 1 else [])
@@ -40,12 +39,12 @@ def test_a_round_without_drafts_launches_the_next_step_before_it_is_read(
 def test_what_was_launched_ahead_is_in_no_cache_that_is_returned(name: str) -> None:
     for emitted in (1, 2, 5):
         for end in (Decoder.settle, None):
-            caches = kit.stock_caches(name)
-            decoder = Decoder(kit.get(name).model, Off())
-            running = decoder.generate(kit.PROMPT, 6, caches)
+            caches = reference.stock_caches(name)
+            decoder = Decoder(reference.get(name).model, Off())
+            running = decoder.generate(reference.PROMPT, 6, caches)
             tokens = [next(running) for _ in range(emitted)]
             running.close() if end is None else end(decoder)
-            kit.check_holds(name, caches, [*kit.PROMPT, *kit.ids_of(tokens)])
+            reference.check_holds(name, caches, [*reference.PROMPT, *reference.ids_of(tokens)])
             running.close()
 
 
@@ -79,17 +78,17 @@ class Waits:
 @pytest.mark.parametrize("kind", ["off", "scripted", "draft", "head", "lookup"])
 def test_a_round_waits_for_the_device_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "qwen3_5"
-    model = with_head(name).model if kind == "head" else kit.get(name).model
-    script = kit.scripted(name, kit.PROMPT, 12, kit.always("each"))
+    model = with_head(name).model if kind == "head" else reference.get(name).model
+    script = reference.scripted(name, reference.PROMPT, 12, reference.always("each"))
     strategies: dict[str, Callable[[], Strategy]] = {
         "off": Off,
         "scripted": lambda: Fixed(script, 3),
-        "draft": lambda: Fixed(DraftModel(kit.get("small_dense").model), 3),
+        "draft": lambda: Fixed(DraftModel(reference.get("small_dense").model), 3),
         "head": lambda: Fixed(MTPChain(), 3),
         "lookup": lambda: Fixed(PromptLookup(min_ngram=1), 3),
     }
     decoder = Decoder(model, strategies[kind]())
-    running = decoder.generate(kit.PROMPT, 12)
+    running = decoder.generate(reference.PROMPT, 12)
     next(running)
     waits = Waits(monkeypatch)
     before = decoder.stats.rounds
@@ -120,8 +119,8 @@ def grown(name: str, rounds: int, every: int) -> list[int]:
             gc.collect()
             seen.append(mx.get_active_memory())
 
-    decoder = Decoder(kit.get(name).model, Fixed(script, 3), observer=look)
-    for _ in decoder.generate(kit.PROMPT, rounds):
+    decoder = Decoder(reference.get(name).model, Fixed(script, 3), observer=look)
+    for _ in decoder.generate(reference.PROMPT, rounds):
         pass
     return seen
 
@@ -133,5 +132,5 @@ def test_memory_does_not_grow_with_rejections(rounds: int) -> None:
     seen = grown("shallow", rounds, rounds // 10)
     # One layer keeps rows: 2 heads of 8 numbers, keys and values, in steps of 256 rows.
     step = 2 * 2 * 8 * 4 * 256
-    steps = (rounds + len(kit.PROMPT)) // 256
+    steps = (rounds + len(reference.PROMPT)) // 256
     assert max(seen) - seen[0] <= step * steps + 4096, seen

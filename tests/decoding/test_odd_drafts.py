@@ -12,8 +12,7 @@ import pytest
 
 from speculate import Adaptive, Decoder, Fixed, SpeculateError
 from speculate.protocols import Costs, Draft
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.table_models import Drafting
 
 LOGPROBS = mx.full((1, tiny.VOCAB), -1.0)
@@ -54,11 +53,11 @@ ODD: dict[str, tuple[Draft, str]] = {
 @pytest.mark.parametrize("name", ODD)
 def test_what_is_no_draft_is_named_and_loses_nothing(name: str) -> None:
     draft, message = ODD[name]
-    caches = kit.stock_caches("dense")
-    decoder = Decoder(kit.get("dense").model, Fixed(Drafting(lambda *_: draft), 3))
+    caches = reference.stock_caches("dense")
+    decoder = Decoder(reference.get("dense").model, Fixed(Drafting(lambda *_: draft), 3))
     with pytest.raises(SpeculateError, match=f"'drafting' .*{message}"):
-        list(decoder.generate(kit.PROMPT, 5, caches))
-    kit.check_holds("dense", caches, kit.PROMPT)
+        list(decoder.generate(reference.PROMPT, 5, caches))
+    reference.check_holds("dense", caches, reference.PROMPT)
 
 
 def elsewhere(*_: object) -> Draft:
@@ -72,16 +71,16 @@ def test_a_draft_that_cannot_be_computed_is_its_proposer_s_failure(
 ) -> None:
     costs = Costs(0, {1: 0.01, 9: 0.0101}, {"drafting": 0.0})
     strategy = Adaptive(Drafting(elsewhere), costs=costs, clock="fixed")
-    decoder = Decoder(kit.get("dense").model, strategy)
+    decoder = Decoder(reference.get("dense").model, strategy)
     with caplog.at_level(logging.WARNING, logger="speculate"):
-        tokens = list(decoder.generate(kit.PROMPT, 12))
-    kit.check_tokens("dense", kit.PROMPT, tokens)
+        tokens = list(decoder.generate(reference.PROMPT, 12))
+    reference.check_tokens("dense", reference.PROMPT, tokens)
     assert "'drafting'" in caplog.records[0].getMessage()
-    caches = kit.stock_caches("dense")
+    caches = reference.stock_caches("dense")
     with pytest.raises(RuntimeError, match="Stream"):
         list(
-            Decoder(kit.get("dense").model, Fixed(Drafting(elsewhere), 2)).generate(
-                kit.PROMPT, 5, caches
+            Decoder(reference.get("dense").model, Fixed(Drafting(elsewhere), 2)).generate(
+                reference.PROMPT, 5, caches
             )
         )
-    kit.check_holds("dense", caches, kit.PROMPT)
+    reference.check_holds("dense", caches, reference.PROMPT)

@@ -12,8 +12,7 @@ import speculate as sp
 from speculate.errors import OptionError
 from speculate.protocols import Draft, DraftToken, Proposer, Sampler, Strategy, Verification
 from speculate.testing import ScheduledStrategy, ScriptedProposer, ToyModel
-from tests.support import reference as kit
-from tests.support import tokenizers as words
+from tests.support import reference, tokenizers
 
 COUNT: Final = 30
 WRONG: Final = (None, 0, 1, 2, 3)
@@ -67,11 +66,11 @@ def by_hand(model: ToyModel, prompt: Sequence[int], count: int) -> list[int]:
 
 
 MODEL: Final = ToyModel()
-PLAIN: Final = by_hand(MODEL, kit.PROMPT, COUNT)
+PLAIN: Final = by_hand(MODEL, reference.PROMPT, COUNT)
 
 
 def scripted(wrong: int | None = None, name: str = "scripted") -> ScriptedProposer:
-    return ScriptedProposer([*kit.PROMPT, *PLAIN], lambda _: wrong, vocab_size=64, name=name)
+    return ScriptedProposer([*reference.PROMPT, *PLAIN], lambda _: wrong, vocab_size=64, name=name)
 
 
 def mixed() -> Strategy:
@@ -84,7 +83,7 @@ def mixed() -> Strategy:
 
 def decode(sampler: Any, strategy: Strategy | None = None, count: int = COUNT) -> list[int]:
     decoder = sp.Decoder(MODEL, sp.Off() if strategy is None else strategy, sampler)
-    return kit.ids_of(decoder.generate(kit.PROMPT, count))
+    return reference.ids_of(decoder.generate(reference.PROMPT, count))
 
 
 # What it chooses is the text.
@@ -109,13 +108,13 @@ def test_the_text_is_the_same_with_drafts(wrong: object, ahead: bool) -> None:
 
 def test_right_drafts_are_accepted() -> None:
     decoder = sp.Decoder(MODEL, sp.Fixed(scripted(), 4), Ranked())
-    assert kit.ids_of(decoder.generate(kit.PROMPT, COUNT)) == PLAIN
+    assert reference.ids_of(decoder.generate(reference.PROMPT, COUNT)) == PLAIN
     assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 20
 
 
 def test_its_own_model_drafts_what_it_chooses() -> None:
     decoder = sp.Decoder(MODEL, sp.Fixed(sp.DraftModel(MODEL), 3), Ranked())
-    assert kit.ids_of(decoder.generate(kit.PROMPT, COUNT)) == PLAIN
+    assert reference.ids_of(decoder.generate(reference.PROMPT, COUNT)) == PLAIN
     assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 15
 
 
@@ -124,13 +123,15 @@ def test_it_is_given_whole_sequences_in_order(ahead: bool) -> None:
     sampler = Ranked(ahead)
     decoder = sp.Decoder(MODEL, mixed(), sampler)
     caches = cast("list[object]", list(MODEL.make_cache()))
-    first = kit.ids_of(decoder.generate(kit.PROMPT, 12, caches, stop_tokens=[63], history=[7, 7]))
+    first = reference.ids_of(
+        decoder.generate(reference.PROMPT, 12, caches, stop_tokens=[63], history=[7, 7])
+    )
     assert first == PLAIN[:12]
-    assert sampler.begun == [([7, 7, *kit.PROMPT[:-1]], len(kit.PROMPT) - 1, {63})]
+    assert sampler.begun == [([7, 7, *reference.PROMPT[:-1]], len(reference.PROMPT) - 1, {63})]
     # The last token is fed at the end of a run.
-    assert sampler.kept == [kit.PROMPT[-1], *first]
-    second = kit.ids_of(decoder.generate([5], 9, caches, history=[*kit.PROMPT, *first]))
-    text = [*kit.PROMPT, *first, 5]
+    assert sampler.kept == [reference.PROMPT[-1], *first]
+    second = reference.ids_of(decoder.generate([5], 9, caches, history=[*reference.PROMPT, *first]))
+    text = [*reference.PROMPT, *first, 5]
     assert second == by_hand(MODEL, text, 9)
     assert sampler.begun[1:] == [(text[:-1], len(text) - 1, set())]
     assert sampler.kept == [5, *second]
@@ -139,24 +140,24 @@ def test_it_is_given_whole_sequences_in_order(ahead: bool) -> None:
 def test_two_sequences_in_a_row_are_equal() -> None:
     sampler = Ranked()
     decoder = sp.Decoder(MODEL, mixed(), sampler)
-    running = decoder.generate(kit.PROMPT, COUNT)
+    running = decoder.generate(reference.PROMPT, COUNT)
     assert [next(running).id for _ in range(7)] == PLAIN[:7]
     running.close()
     for _ in range(2):
-        assert kit.ids_of(decoder.generate(kit.PROMPT, COUNT)) == PLAIN
-    assert [position for _, position, _ in sampler.begun] == [len(kit.PROMPT) - 1] * 3
+        assert reference.ids_of(decoder.generate(reference.PROMPT, COUNT)) == PLAIN
+    assert [position for _, position, _ in sampler.begun] == [len(reference.PROMPT) - 1] * 3
 
 
 @pytest.mark.parametrize("depth", [0, 4])
 def test_the_text_goes_on_after_settle(depth: int) -> None:
     sampler = Ranked()
     decoder = sp.Decoder(MODEL, sp.Fixed(scripted(2), depth), sampler)
-    running = decoder.generate(kit.PROMPT, COUNT)
+    running = decoder.generate(reference.PROMPT, COUNT)
     found: list[int] = []
     for token in running:
         found.append(token.id)
         decoder.settle()
-        assert sampler.kept == [kit.PROMPT[-1], *found]
+        assert sampler.kept == [reference.PROMPT[-1], *found]
     assert found == PLAIN
 
 
@@ -176,42 +177,44 @@ def test_without_lookahead_only_emitted_tokens_are_passed_to_verify() -> None:
     sampler = Reading(ahead=False)
     decoder = sp.Decoder(MODEL, sp.Off(), sampler)
     found: list[int] = []
-    for token in decoder.generate(kit.PROMPT, COUNT):
-        assert sampler.read == [kit.PROMPT[-1], *found]
+    for token in decoder.generate(reference.PROMPT, COUNT):
+        assert sampler.read == [reference.PROMPT[-1], *found]
         found.append(token.id)
     ahead = Reading(ahead=True)
-    next(sp.Decoder(MODEL, sp.Off(), ahead).generate(kit.PROMPT, COUNT))
-    assert ahead.read == [kit.PROMPT[-1], PLAIN[0]]
+    next(sp.Decoder(MODEL, sp.Off(), ahead).generate(reference.PROMPT, COUNT))
+    assert ahead.read == [reference.PROMPT[-1], PLAIN[0]]
 
 
 def test_there_is_no_seed() -> None:
     decoder = sp.Decoder(MODEL, sp.Off(), Ranked())
-    list(decoder.generate(kit.PROMPT, 3))
+    list(decoder.generate(reference.PROMPT, 3))
     assert decoder.stats.seed is None
 
 
 def test_log_probabilities_are_of_its_logits() -> None:
     decoder = sp.Decoder(MODEL, sp.Fixed(scripted(2), 4), Ranked())
-    tokens = list(decoder.generate(kit.PROMPT, 9))
-    text = [*kit.PROMPT, *PLAIN[:9]]
-    want = kit.logprobs(MODEL.forward(mx.array([text]), MODEL.make_cache()).logits[0])
-    assert mx.array_equal(mx.stack([t.logprobs for t in tokens]), want[len(kit.PROMPT) - 1 : -1])
+    tokens = list(decoder.generate(reference.PROMPT, 9))
+    text = [*reference.PROMPT, *PLAIN[:9]]
+    want = reference.logprobs(MODEL.forward(mx.array([text]), MODEL.make_cache()).logits[0])
+    assert mx.array_equal(
+        mx.stack([t.logprobs for t in tokens]), want[len(reference.PROMPT) - 1 : -1]
+    )
 
 
 def test_text_in_text_out() -> None:
-    model = kit.get("dense").model
-    tokenizer = words.wrapper()
-    plain = kit.ids_of(sp.Decoder(model, sp.Off(), Ranked()).generate(kit.PROMPT, 12))
+    model = reference.get("dense").model
+    tokenizer = tokenizers.wrapper()
+    plain = reference.ids_of(sp.Decoder(model, sp.Off(), Ranked()).generate(reference.PROMPT, 12))
     strategy = sp.Fixed(sp.DraftModel(model), 3)
     for chosen in (None, sp.Off(), strategy):
         responses = sp.stream_generate(
-            model, tokenizer, kit.PROMPT, max_tokens=12, strategy=chosen, sampling=Ranked()
+            model, tokenizer, reference.PROMPT, max_tokens=12, strategy=chosen, sampling=Ranked()
         )
         assert [response.token for response in responses] == plain
         text = sp.generate(
-            model, tokenizer, kit.PROMPT, max_tokens=12, strategy=chosen, sampling=Ranked()
+            model, tokenizer, reference.PROMPT, max_tokens=12, strategy=chosen, sampling=Ranked()
         )
-        assert text == words.decoded(plain)
+        assert text == tokenizers.decoded(plain)
 
 
 # What is refused.
@@ -301,14 +304,14 @@ def test_a_wrong_decision_is_an_error_and_the_text_before_it_stays(name: str) ->
     caches = cast("list[object]", list(MODEL.make_cache()))
     found: list[int] = []
     with pytest.raises(sp.SpeculateError, match=said) as caught:
-        for token in decoder.generate(kit.PROMPT, COUNT, caches):
+        for token in decoder.generate(reference.PROMPT, COUNT, caches):
             found.append(token.id)
     assert "Answering" in str(caught.value)
     assert found == PLAIN[:4]
     # The list holds the text so far, and can be decoded further.
-    follows = by_hand(MODEL, [*kit.PROMPT, *found, 5], 6)
+    follows = by_hand(MODEL, [*reference.PROMPT, *found, 5], 6)
     again = sp.Decoder(MODEL, sp.Off(), Ranked())
-    assert kit.ids_of(again.generate([5], 6, caches)) == follows
+    assert reference.ids_of(again.generate([5], 6, caches)) == follows
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 from speculate import Decoder, DraftModel, MTPChain, Token
 from speculate.protocols import Proposer
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.mtp_heads import KnowingHead
 from tests.support.recording import Broken, GuidedModel, Ticker, WatchedProposer
 
@@ -22,8 +21,8 @@ class Session:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.name = self.dice.choice((*kit.PROMISED, "lfm2"))
-        self.caches = kit.stock_caches(self.name)
+        self.name = self.dice.choice((*reference.PROMISED, "lfm2"))
+        self.caches = reference.stock_caches(self.name)
         self.text: list[int] = []
         # What comes in all turns, shared with everyone who knows.
         self.script: list[int] = []
@@ -34,9 +33,9 @@ class Session:
     def _decoder(self) -> Decoder:
         head = KnowingHead(self.script, self.wrong)
         recurrence = tiny.recurrence(self.name)
-        model = kit.adapted(kit.get(self.name).module, head, recurrence=recurrence)
+        model = reference.adapted(reference.get(self.name).module, head, recurrence=recurrence)
         drafts = ("small_dense", "qwen3_5", "qwen3_5_folded", "gpt_oss", "lfm2")
-        small = kit.get(self.dice.choice(drafts)).model
+        small = reference.get(self.dice.choice(drafts)).model
         proposers: list[Proposer] = [
             ScriptedProposer(self.script, lambda n: n % 4, vocab_size=tiny.VOCAB),
             DraftModel(GuidedModel(small, self.script, self.wrong)),
@@ -52,9 +51,9 @@ class Session:
 
     def turn(self) -> None:
         """Take a turn, in one of many ways, and check everything."""
-        prompt = kit.text_of(self.dice.randint(1, 9), self.dice.randrange(10))
+        prompt = reference.text_of(self.dice.randint(1, 9), self.dice.randrange(10))
         before = [*self.text, *prompt]
-        self.script[:] = [*before, *kit.truth(self.name, before, COUNT)]
+        self.script[:] = [*before, *reference.truth(self.name, before, COUNT)]
         count = self.dice.randint(1, COUNT)
         ending = self.dice.choice(("end", "end", "close", "fault", "stop"))
         stop = [self.script[len(before) + count // 2]] if ending == "stop" else []
@@ -68,24 +67,26 @@ class Session:
                 tokens.append(token)
                 if self.dice.random() < 0.2:
                     self.decoder.settle()
-                    kit.check_holds(self.name, self.caches, [*before, *kit.ids_of(tokens)])
+                    reference.check_holds(
+                        self.name, self.caches, [*before, *reference.ids_of(tokens)]
+                    )
                 if ending == "close" and self.dice.random() < 0.3:
                     running.close()
                     break
         except Broken:
             assert ending == "fault"
         self.ticker.place = ""
-        kit.check_tokens(self.name, before, tokens)
-        self.text = [*before, *kit.ids_of(tokens)]
-        kit.check_holds(self.name, self.caches, self.text)
+        reference.check_tokens(self.name, before, tokens)
+        self.text = [*before, *reference.ids_of(tokens)]
+        reference.check_holds(self.name, self.caches, self.text)
         assert self.decoder.pending is None
         assert self.decoder.stats.emitted_tokens == len(tokens)
-        if stop and stop[0] in kit.ids_of(tokens):
-            assert kit.ids_of(tokens).index(stop[0]) == len(tokens) - 1
+        if stop and stop[0] in reference.ids_of(tokens):
+            assert reference.ids_of(tokens).index(stop[0]) == len(tokens) - 1
             assert tokens[-1].finish_reason == "stop"
 
 
-@pytest.mark.parametrize("seed", kit.sampled(range(300), 8))
+@pytest.mark.parametrize("seed", reference.sampled(range(300), 8))
 def test_whatever_happens_the_text_and_the_caches_are_those_of_plain_decoding(seed: int) -> None:
     session = Session(seed)
     for turn in range(3):

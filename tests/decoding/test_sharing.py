@@ -17,81 +17,87 @@ from speculate.errors import DecoderBusyError
 from speculate.protocols import Proposer, Strategy
 from speculate.sampling.processors import Processor
 from speculate.testing import ScheduledStrategy
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.mtp_heads import with_head
 from tests.support.recording import GuidedModel, WatchedProposer
 
 
 def drafting(name: str, depth: int = 3) -> Decoder:
-    return Decoder(kit.get(name).model, Fixed(DraftModel(kit.get("small_dense").model), depth))
+    return Decoder(
+        reference.get(name).model, Fixed(DraftModel(reference.get("small_dense").model), depth)
+    )
 
 
 def test_a_second_text_of_one_decoder_is_refused_while_the_first_runs() -> None:
     decoder = drafting("dense")
-    running = decoder.generate(kit.PROMPT, 8)
-    waiting = decoder.generate(kit.SECOND, 4)
+    running = decoder.generate(reference.PROMPT, 8)
+    waiting = decoder.generate(reference.SECOND, 4)
     first = next(running)
     with pytest.raises(DecoderBusyError, match="close"):
-        decoder.generate(kit.SECOND, 4)
+        decoder.generate(reference.SECOND, 4)
     with pytest.raises(DecoderBusyError):
         next(waiting)
     # The one that runs is not disturbed, and the decoder is free at its end.
-    kit.check_tokens("dense", kit.PROMPT, [first, *running])
-    kit.check_tokens("dense", kit.SECOND, list(decoder.generate(kit.SECOND, 4)))
+    reference.check_tokens("dense", reference.PROMPT, [first, *running])
+    reference.check_tokens("dense", reference.SECOND, list(decoder.generate(reference.SECOND, 4)))
 
 
 @pytest.mark.parametrize("ending", ["close", "settle", "drop"])
 def test_a_decoder_is_free_again_once_a_text_is_given_up(ending: str) -> None:
     decoder = drafting("qwen3_5")
-    running = decoder.generate(kit.PROMPT, 8)
+    running = decoder.generate(reference.PROMPT, 8)
     next(running)
     if ending == "settle":
         decoder.settle()
         with pytest.raises(DecoderBusyError):
-            decoder.generate(kit.SECOND, 4)
+            decoder.generate(reference.SECOND, 4)
         running.close()
     elif ending == "close":
         running.close()
     del running
-    kit.check_tokens("qwen3_5", kit.SECOND, list(decoder.generate(kit.SECOND, 4)))
+    reference.check_tokens("qwen3_5", reference.SECOND, list(decoder.generate(reference.SECOND, 4)))
 
 
-@pytest.mark.parametrize("name", kit.PROMISED)
+@pytest.mark.parametrize("name", reference.PROMISED)
 def test_two_decoders_on_one_model_take_turns_token_by_token(name: str) -> None:
     one, other = drafting(name, 2), drafting(name, 3)
     first: list[Token] = []
     second: list[Token] = []
-    pair = zip(one.generate(kit.PROMPT, 12), other.generate(kit.SECOND, 12), strict=True)
+    pair = zip(
+        one.generate(reference.PROMPT, 12), other.generate(reference.SECOND, 12), strict=True
+    )
     for a, b in pair:
         first.append(a)
         second.append(b)
-    kit.check_tokens(name, kit.PROMPT, first)
-    kit.check_tokens(name, kit.SECOND, second)
+    reference.check_tokens(name, reference.PROMPT, first)
+    reference.check_tokens(name, reference.SECOND, second)
     # And mlx-lm's own loop still gives what it always gave.
-    assert kit.stock_ids(kit.get(name).module, kit.PROMPT, 6) == kit.truth(name, kit.PROMPT, 6)
+    assert reference.stock_ids(reference.get(name).module, reference.PROMPT, 6) == reference.truth(
+        name, reference.PROMPT, 6
+    )
 
 
 def test_two_models_of_one_class_do_not_mix() -> None:
     names = ["dense", "small_dense"]
-    runs = [drafting(name).generate(kit.PROMPT, 10) for name in names]
+    runs = [drafting(name).generate(reference.PROMPT, 10) for name in names]
     found: list[list[Token]] = [[], []]
     for pair in zip(*runs, strict=True):
         for tokens, token in zip(found, pair, strict=True):
             tokens.append(token)
     for name, tokens in zip(names, found, strict=True):
-        kit.check_tokens(name, kit.PROMPT, tokens)
-    assert kit.ids_of(found[0]) != kit.ids_of(found[1])
+        reference.check_tokens(name, reference.PROMPT, tokens)
+    assert reference.ids_of(found[0]) != reference.ids_of(found[1])
 
 
 def test_a_model_loaded_twice_shares_nothing() -> None:
-    expected = kit.truth("qwen3_5", kit.PROMPT, 8)
-    one = kit.adapted(kit.BUILDERS["qwen3_5"]())
-    other = kit.adapted(kit.BUILDERS["qwen3_5"]())
-    before = Decoder(one.model, Fixed(DraftModel(one.model), 2)).generate(kit.PROMPT, 8)
+    expected = reference.truth("qwen3_5", reference.PROMPT, 8)
+    one = reference.adapted(reference.BUILDERS["qwen3_5"]())
+    other = reference.adapted(reference.BUILDERS["qwen3_5"]())
+    before = Decoder(one.model, Fixed(DraftModel(one.model), 2)).generate(reference.PROMPT, 8)
     first = [next(before).id]
-    other.module.update({"language_model": kit.zeros(other.module)})
-    after = kit.ids_of(Decoder(other.model, Off()).generate(kit.PROMPT, 8))
-    assert [*first, *kit.ids_of(before)] == expected
+    other.module.update({"language_model": reference.zeros(other.module)})
+    after = reference.ids_of(Decoder(other.model, Off()).generate(reference.PROMPT, 8))
+    assert [*first, *reference.ids_of(before)] == expected
     assert after != expected
 
 
@@ -99,26 +105,26 @@ def test_a_model_loaded_twice_shares_nothing() -> None:
 @pytest.mark.parametrize("kind", ["draft", "head"])
 def test_one_proposer_serves_two_decoders_one_after_the_other(kind: str, between: int) -> None:
     model = with_head("qwen3_5").model
-    proposer = DraftModel(kit.get("qwen3_5").model) if kind == "draft" else MTPChain()
+    proposer = DraftModel(reference.get("qwen3_5").model) if kind == "draft" else MTPChain()
     watched = WatchedProposer(proposer)
     one, other = (Decoder(model, Fixed(watched, depth)) for depth in (2, 3))
-    caches = kit.stock_caches("qwen3_5")
-    first = list(one.generate(kit.PROMPT, 6, caches))
-    kit.check_tokens("qwen3_5", kit.PROMPT, first)
-    tokens = list(other.generate(kit.text_of(6), between))
-    kit.check_tokens("qwen3_5", kit.text_of(6), tokens)
+    caches = reference.stock_caches("qwen3_5")
+    first = list(one.generate(reference.PROMPT, 6, caches))
+    reference.check_tokens("qwen3_5", reference.PROMPT, first)
+    tokens = list(other.generate(reference.text_of(6), between))
+    reference.check_tokens("qwen3_5", reference.text_of(6), tokens)
     # Back at the first text the proposer knows another one, and starts late.
-    text = [*kit.PROMPT, *kit.ids_of(first), *kit.THIRD]
-    kit.check_tokens("qwen3_5", text, list(one.generate(kit.THIRD, 6, caches)))
+    text = [*reference.PROMPT, *reference.ids_of(first), *reference.THIRD]
+    reference.check_tokens("qwen3_5", text, list(one.generate(reference.THIRD, 6, caches)))
     assert watched.begins[-2:] == [0, 12]
     assert proposer.position() == len(text) + 6
 
 
 def test_one_proposer_may_go_from_one_target_to_another() -> None:
-    proposer = DraftModel(kit.get("small_dense").model)
+    proposer = DraftModel(reference.get("small_dense").model)
     for name in ("dense", "qwen3_5", "gpt_oss"):
-        tokens = kit.decode(name, Fixed(proposer, 3), count=6)
-        kit.check_tokens(name, kit.PROMPT, tokens)
+        tokens = reference.decode(name, Fixed(proposer, 3), count=6)
+        reference.check_tokens(name, reference.PROMPT, tokens)
 
 
 # Threads.
@@ -140,17 +146,19 @@ def take(running: Iterator[Token], count: int) -> list[Token]:
 @pytest.mark.parametrize("kind", ["off", "draft", "fixed"])
 def test_a_text_that_begins_goes_on_and_ends_in_different_threads(name: str, kind: str) -> None:
     # Nothing of it remembers the thread in which it was made.
-    model = in_thread(lambda: kit.adapted(kit.BUILDERS[name]()).model)
+    model = in_thread(lambda: reference.adapted(reference.BUILDERS[name]()).model)
     strategies: dict[str, Callable[[], Strategy]] = {
         "off": Off,
-        "draft": lambda: Fixed(DraftModel(kit.get("small_dense").model), 3),
-        "fixed": lambda: Fixed(kit.scripted(name, kit.PROMPT, 20, kit.always("each")), 4),
+        "draft": lambda: Fixed(DraftModel(reference.get("small_dense").model), 3),
+        "fixed": lambda: Fixed(
+            reference.scripted(name, reference.PROMPT, 20, reference.always("each")), 4
+        ),
     }
-    kit.truth(name, kit.PROMPT, 20)
-    caches = kit.stock_caches(name)
+    reference.truth(name, reference.PROMPT, 20)
+    caches = reference.stock_caches(name)
     strategy = strategies[kind]()
     decoder = in_thread(lambda: Decoder(model, strategy))
-    running = in_thread(lambda: decoder.generate(kit.PROMPT, 20, caches))
+    running = in_thread(lambda: decoder.generate(reference.PROMPT, 20, caches))
     tokens: list[Token] = []
     for count in (1, 2, 4, 1):
         tokens += in_thread(partial(take, running, count))
@@ -159,29 +167,29 @@ def test_a_text_that_begins_goes_on_and_ends_in_different_threads(name: str, kin
     in_thread(decoder.settle)
     tokens.append(next(running))
     in_thread(running.close)
-    kit.check_tokens(name, kit.PROMPT, tokens)
-    kit.check_holds(name, caches, [*kit.PROMPT, *kit.ids_of(tokens)])
-    text = [*kit.PROMPT, *kit.ids_of(tokens), *kit.SECOND]
-    second = in_thread(lambda: list(decoder.generate(kit.SECOND, 4, caches)))
-    kit.check_tokens(name, text, second)
+    reference.check_tokens(name, reference.PROMPT, tokens)
+    reference.check_holds(name, caches, [*reference.PROMPT, *reference.ids_of(tokens)])
+    text = [*reference.PROMPT, *reference.ids_of(tokens), *reference.SECOND]
+    second = in_thread(lambda: list(decoder.generate(reference.SECOND, 4, caches)))
+    reference.check_tokens(name, text, second)
 
 
 def test_a_head_goes_on_in_another_thread() -> None:
     tiny = with_head("qwen3_5")
     decoder = Decoder(tiny.model, Fixed(MTPChain(), 2))
-    running = decoder.generate(kit.PROMPT, 12)
+    running = decoder.generate(reference.PROMPT, 12)
     tokens = in_thread(partial(take, running, 5))
     tokens += running
-    kit.check_tokens("qwen3_5", kit.PROMPT, tokens)
+    reference.check_tokens("qwen3_5", reference.PROMPT, tokens)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
 def test_every_token_in_a_thread_of_its_own_with_any_proposer(name: str) -> None:
     # Who waits, because another one drafts, waits for arrays of threads that are gone.
     tiny = with_head(name)
-    head, small = MTPChain(), DraftModel(kit.get("qwen3_5").model, name="small")
-    text = [*kit.PROMPT, *kit.truth(name, kit.PROMPT, 40)]
-    guided = DraftModel(GuidedModel(kit.get("small_dense").model, text), name="guided")
+    head, small = MTPChain(), DraftModel(reference.get("qwen3_5").model, name="small")
+    text = [*reference.PROMPT, *reference.truth(name, reference.PROMPT, 40)]
+    guided = DraftModel(GuidedModel(reference.get("small_dense").model, text), name="guided")
     plans: list[tuple[Proposer, int]] = [(head, 2), (guided, 3), (small, 2), (guided, 0)]
     strategy = ScheduledStrategy([*plans, (head, 3), (guided, 0), (small, 4), (guided, 2)])
 
@@ -190,12 +198,12 @@ def test_every_token_in_a_thread_of_its_own_with_any_proposer(name: str) -> None
 
     for processors in ([], [reads(1)], [reads(7)]):
         decoder = Decoder(tiny.model, strategy, logits_processors=processors)
-        caches = kit.stock_caches(name)
-        running = decoder.generate(kit.PROMPT, 36, caches)
+        caches = reference.stock_caches(name)
+        running = decoder.generate(reference.PROMPT, 36, caches)
         tokens = [in_thread(partial(next, running)) for _ in range(30)]
         in_thread(running.close)
-        kit.check_tokens(name, kit.PROMPT, tokens)
-        kit.check_holds(name, caches, [*kit.PROMPT, *kit.ids_of(tokens)])
+        reference.check_tokens(name, reference.PROMPT, tokens)
+        reference.check_holds(name, caches, [*reference.PROMPT, *reference.ids_of(tokens)])
 
 
 def test_two_threads_decode_with_one_model_at_the_same_time() -> None:
@@ -204,10 +212,10 @@ def test_two_threads_decode_with_one_model_at_the_same_time() -> None:
 
     def work(name: str, turn: int) -> None:
         decoder = drafting(name)
-        found[name, turn] = kit.ids_of(decoder.generate(kit.PROMPT, 8))
+        found[name, turn] = reference.ids_of(decoder.generate(reference.PROMPT, 8))
 
-    expected = {name: kit.truth(name, kit.PROMPT, 8) for name in names}
-    kit.get("small_dense")
+    expected = {name: reference.truth(name, reference.PROMPT, 8) for name in names}
+    reference.get("small_dense")
     threads = [Thread(target=work, args=(name, turn)) for name in names for turn in (0, 1)]
     for thread in threads:
         thread.start()
@@ -218,8 +226,8 @@ def test_two_threads_decode_with_one_model_at_the_same_time() -> None:
 
 def test_a_given_stream_is_used() -> None:
     stream = mx.new_stream(mx.cpu)
-    decoder = Decoder(kit.get("dense").model, Off(), stream=stream)
-    kit.check_tokens("dense", kit.PROMPT, list(decoder.generate(kit.PROMPT, 5)))
+    decoder = Decoder(reference.get("dense").model, Off(), stream=stream)
+    reference.check_tokens("dense", reference.PROMPT, list(decoder.generate(reference.PROMPT, 5)))
 
 
 def test_decoders_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,5 +241,5 @@ def test_decoders_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(mx, "new_thread_local_stream", counted)
     for _ in range(5):
-        list(Decoder(kit.get("dense").model, Off()).generate([1, 2], 2))
+        list(Decoder(reference.get("dense").model, Off()).generate([1, 2], 2))
     assert len(made) <= 1

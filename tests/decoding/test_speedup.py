@@ -11,7 +11,7 @@ from pytest import approx
 from speculate import Adaptive, Decoder, Fixed, Off, Stats
 from speculate.decoding import generation
 from speculate.protocols import Costs, Plan, Proposer, Round
-from tests.support import reference as kit
+from tests.support import reference
 
 
 def counted(*rounds: Round) -> Stats:
@@ -93,10 +93,10 @@ def test_predictions_that_come_true_are_the_actual_speedup() -> None:
 def test_the_adaptive_strategy_reports_what_it_expects() -> None:
     costs = Costs(0, {1: 0.25, 9: 0.25}, {"scripted": 0.0})
     rounds: list[Round] = []
-    script = kit.scripted("dense", kit.PROMPT, 40, kit.always(None))
+    script = reference.scripted("dense", reference.PROMPT, 40, reference.always(None))
     strategy = Adaptive(script, clock="fixed", costs=costs)
-    decoder = Decoder(kit.get("dense").model, strategy, observer=rounds.append)
-    list(decoder.generate(kit.PROMPT, 30))
+    decoder = Decoder(reference.get("dense").model, strategy, observer=rounds.append)
+    list(decoder.generate(reference.PROMPT, 30))
     assert {r.baseline_seconds for r in rounds} == {0.25}
     # Where nothing costs anything, the speedup that is expected is the tokens that are.
     assert all(
@@ -110,8 +110,8 @@ def test_the_adaptive_strategy_reports_what_it_expects() -> None:
 
 
 def test_plain_decoding_of_a_model_has_a_speedup_of_one() -> None:
-    decoder = Decoder(kit.get("dense").model, Off())
-    list(decoder.generate(kit.PROMPT, 12))
+    decoder = Decoder(reference.get("dense").model, Off())
+    list(decoder.generate(reference.PROMPT, 12))
     assert decoder.stats.seconds > 0
     assert decoder.stats.actual_speedup == approx(1.0)
     assert decoder.stats.predicted_speedup is None
@@ -143,9 +143,9 @@ class Telling:
 
 def test_a_round_has_what_its_own_plan_expected() -> None:
     rounds: list[Round] = []
-    script = kit.scripted("dense", kit.PROMPT, 20, kit.always(1))
-    decoder = Decoder(kit.get("dense").model, Telling(script), observer=rounds.append)
-    list(decoder.generate(kit.PROMPT, 10))
+    script = reference.scripted("dense", reference.PROMPT, 20, reference.always(1))
+    decoder = Decoder(reference.get("dense").model, Telling(script), observer=rounds.append)
+    list(decoder.generate(reference.PROMPT, 10))
     assert [r.predicted_speedup for r in rounds] == [1, 2, 3, 4, 5]
     assert [r.baseline_seconds for r in rounds] == [
         r.predicted_speedup / 8 for r in rounds if r.predicted_speedup
@@ -169,8 +169,8 @@ def test_the_observers_own_time_is_not_the_rounds(
         now += 1000.0
 
     monkeypatch.setattr(generation, "time", SimpleNamespace(perf_counter=clock))
-    script = kit.scripted("dense", kit.PROMPT, 20, kit.always(0))
-    decoder = Decoder(kit.get("dense").model, Fixed(script, depth), observer=dawdle)
-    list(decoder.generate(kit.PROMPT, 5))
+    script = reference.scripted("dense", reference.PROMPT, 20, reference.always(0))
+    decoder = Decoder(reference.get("dense").model, Fixed(script, depth), observer=dawdle)
+    list(decoder.generate(reference.PROMPT, 5))
     assert len(rounds) == 5
     assert all(0 < r.seconds < 10 for r in rounds)

@@ -12,8 +12,7 @@ from mlx import nn
 from speculate import Decoder, Fixed, Off, Stats
 from speculate.protocols import Round
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.recording import WatchedProposer
 
 
@@ -32,11 +31,11 @@ def test_counters_of_a_written_out_example() -> None:
 
 
 def test_counters_of_that_example_decoded() -> None:
-    script = kit.scripted("dense", kit.PROMPT, 16, lambda n: (2, 0, None, None)[n % 4])
+    script = reference.scripted("dense", reference.PROMPT, 16, lambda n: (2, 0, None, None)[n % 4])
     strategy = ScheduledStrategy([(script, k) for k in (3, 3, 3, 1)])
     rounds: list[Round] = []
-    decoder = Decoder(kit.get("dense").model, strategy, observer=rounds.append)
-    tokens = list(decoder.generate(kit.PROMPT, 10))
+    decoder = Decoder(reference.get("dense").model, strategy, observer=rounds.append)
+    tokens = list(decoder.generate(reference.PROMPT, 10))
     stats = decoder.stats
     assert [(r.accepted, r.drafted) for r in rounds] == [(2, 3), (0, 3), (3, 3), (1, 1)]
     assert [r.emitted for r in rounds] == [3, 1, 4, 2]
@@ -45,15 +44,15 @@ def test_counters_of_that_example_decoded() -> None:
     assert rounds == strategy.rounds
     assert (stats.draft_tokens, stats.accepted_tokens, stats.drafts) == (10, 6, 4)
     assert stats.emitted_tokens == len(tokens) == 10
-    assert stats.prompt_tokens == len(kit.PROMPT)
+    assert stats.prompt_tokens == len(reference.PROMPT)
     assert stats.accepted_tokens == sum(t.from_draft for t in tokens)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_rounds_without_drafts_count_no_draft(depth: int) -> None:
-    script = kit.scripted("dense", kit.PROMPT, 10, kit.always(0))
-    decoder = Decoder(kit.get("dense").model, Fixed(script, depth))
-    list(decoder.generate(kit.PROMPT, 6))
+    script = reference.scripted("dense", reference.PROMPT, 10, reference.always(0))
+    decoder = Decoder(reference.get("dense").model, Fixed(script, depth))
+    list(decoder.generate(reference.PROMPT, 6))
     stats = decoder.stats
     assert (stats.rounds, stats.accepted_tokens) == (6, 0)
     # The budget leaves no room for drafts in the last round.
@@ -63,12 +62,12 @@ def test_rounds_without_drafts_count_no_draft(depth: int) -> None:
 
 
 def test_counters_are_of_the_latest_call() -> None:
-    script = kit.scripted("dense", kit.PROMPT, 10, kit.always(None))
-    decoder = Decoder(kit.get("dense").model, Fixed(script, 2))
-    list(decoder.generate(kit.PROMPT, 6))
+    script = reference.scripted("dense", reference.PROMPT, 10, reference.always(None))
+    decoder = Decoder(reference.get("dense").model, Fixed(script, 2))
+    list(decoder.generate(reference.PROMPT, 6))
     first = decoder.stats
     assert first.emitted_tokens == 6
-    running = decoder.generate(kit.PROMPT, 4)
+    running = decoder.generate(reference.PROMPT, 4)
     assert decoder.stats is first
     next(running)
     assert decoder.stats.emitted_tokens == 1
@@ -79,10 +78,10 @@ def test_counters_are_of_the_latest_call() -> None:
 
 @pytest.mark.parametrize("emitted", range(1, 6))
 def test_a_round_that_was_broken_off_counts_what_came_out(emitted: int) -> None:
-    script = kit.scripted("dense", kit.PROMPT, 10, kit.always(None))
+    script = reference.scripted("dense", reference.PROMPT, 10, reference.always(None))
     rounds: list[Round] = []
-    decoder = Decoder(kit.get("dense").model, Fixed(script, 4), observer=rounds.append)
-    running = decoder.generate(kit.PROMPT, 10)
+    decoder = Decoder(reference.get("dense").model, Fixed(script, 4), observer=rounds.append)
+    running = decoder.generate(reference.PROMPT, 10)
     tokens = [next(running) for _ in range(emitted)]
     running.close()
     assert sum(r.emitted for r in rounds) == emitted
@@ -93,12 +92,12 @@ def test_a_round_that_was_broken_off_counts_what_came_out(emitted: int) -> None:
 def test_progress_is_reported_as_in_plain_decoding() -> None:
     reports: list[tuple[int, int]] = []
     decoder = Decoder(
-        kit.get("dense").model,
+        reference.get("dense").model,
         Off(),
         prefill_step_size=4,
         prompt_progress_callback=lambda done, total: reports.append((done, total)),
     )
-    list(decoder.generate(kit.text_of(11), 3))
+    list(decoder.generate(reference.text_of(11), 3))
     assert reports == [(0, 11), (4, 11), (8, 11), (10, 11), (11, 11)]
 
 
@@ -106,20 +105,20 @@ def test_progress_is_reported_as_in_plain_decoding() -> None:
 
 
 def test_who_drafted_a_token() -> None:
-    script = kit.scripted("dense", kit.PROMPT, 12, lambda n: (1, None)[n % 2])
-    tokens = kit.decode("dense", Fixed(script, 3), count=12)
+    script = reference.scripted("dense", reference.PROMPT, 12, lambda n: (1, None)[n % 2])
+    tokens = reference.decode("dense", Fixed(script, 3), count=12)
     kinds = [(t.from_draft, t.proposer) for t in tokens]
     drafted, own = (True, "scripted"), (False, None)
     assert kinds[:6] == [drafted, own, drafted, drafted, drafted, own]
     assert {t.finish_reason for t in tokens[:-1]} == {None}
 
 
-@pytest.mark.parametrize("name", [*kit.PROMISED, "lfm2"])
+@pytest.mark.parametrize("name", [*reference.PROMISED, "lfm2"])
 def test_scores_are_the_targets_for_accepted_rejected_and_bonus_tokens(name: str) -> None:
-    script = kit.scripted(name, kit.PROMPT, 12, lambda n: (1, None, 0)[n % 3])
-    tokens = kit.decode(name, Fixed(script, 3), count=12)
-    plain = kit.decode(name, Off(), count=12)
-    steps = kit.stock_scores(name, kit.PROMPT, 12)
+    script = reference.scripted(name, reference.PROMPT, 12, lambda n: (1, None, 0)[n % 3])
+    tokens = reference.decode(name, Fixed(script, 3), count=12)
+    plain = reference.decode(name, Off(), count=12)
+    steps = reference.stock_scores(name, reference.PROMPT, 12)
     assert {t.logprobs.dtype for t in tokens} == {mx.float32}
     assert {t.logprobs.shape for t in tokens} == {(tiny.VOCAB,)}
     for token, single, stock in zip(tokens, plain, steps, strict=True):
@@ -129,7 +128,7 @@ def test_scores_are_the_targets_for_accepted_rejected_and_bonus_tokens(name: str
         assert mx.allclose(token.logprobs, stock, rtol=0, atol=within).item()
         assert mx.allclose(mx.exp(token.logprobs).sum(), mx.array(1.0)).item()
     # They can be read when the run is long over, and the caches have gone on.
-    kit.check_tokens(name, kit.PROMPT, tokens)
+    reference.check_tokens(name, reference.PROMPT, tokens)
 
 
 # Which token.
@@ -147,20 +146,24 @@ def twins() -> nn.Module:
 @pytest.mark.parametrize("depth", [0, 1, 4])
 def test_ties_go_to_the_lowest_id_in_blocks_and_single_steps(depth: int) -> None:
     stock = twins()
-    expected = kit.stock_ids(stock, kit.PROMPT, 24)
+    expected = reference.stock_ids(stock, reference.PROMPT, 24)
     assert max(expected) < 32
     for wrong in (None, 0, "each"):
-        script = ScriptedProposer([*kit.PROMPT, *expected], kit.always(wrong), vocab_size=64)
-        decoder = Decoder(kit.adapted(stock).model, Fixed(script, depth))
-        assert kit.ids_of(decoder.generate(kit.PROMPT, 24)) == expected
+        script = ScriptedProposer(
+            [*reference.PROMPT, *expected], reference.always(wrong), vocab_size=64
+        )
+        decoder = Decoder(reference.adapted(stock).model, Fixed(script, depth))
+        assert reference.ids_of(decoder.generate(reference.PROMPT, 24)) == expected
 
 
 def test_a_draft_of_the_other_of_two_tied_tokens_is_wrong() -> None:
     stock = twins()
-    expected = kit.stock_ids(stock, kit.PROMPT, 10)
-    other = [*kit.PROMPT, *(id_ + 32 for id_ in expected)]
-    decoder = Decoder(kit.adapted(stock).model, Fixed(ScriptedProposer(other, vocab_size=64), 3))
-    assert kit.ids_of(decoder.generate(kit.PROMPT, 10)) == expected
+    expected = reference.stock_ids(stock, reference.PROMPT, 10)
+    other = [*reference.PROMPT, *(id_ + 32 for id_ in expected)]
+    decoder = Decoder(
+        reference.adapted(stock).model, Fixed(ScriptedProposer(other, vocab_size=64), 3)
+    )
+    assert reference.ids_of(decoder.generate(reference.PROMPT, 10)) == expected
     assert decoder.stats.accepted_tokens == 0
 
 
@@ -176,13 +179,13 @@ def test_half_precision_takes_what_plain_decoding_takes(
     # Flat enough that normalising makes ties that the logits do not have.
     stock.lm_head.weight = stock.lm_head.weight * 0.02
     stock.set_dtype(dtype)
-    expected = kit.stock_ids(stock, kit.PROMPT, 24)
+    expected = reference.stock_ids(stock, reference.PROMPT, 24)
     watched = WatchedProposer(
-        ScriptedProposer([*kit.PROMPT, *expected], kit.always(wrong), vocab_size=64)
+        ScriptedProposer([*reference.PROMPT, *expected], reference.always(wrong), vocab_size=64)
     )
-    decoder = Decoder(kit.adapted(stock).model, Fixed(watched, depth))
-    tokens = list(decoder.generate(kit.PROMPT, 24))
-    assert kit.ids_of(tokens) == expected
+    decoder = Decoder(reference.adapted(stock).model, Fixed(watched, depth))
+    tokens = list(decoder.generate(reference.PROMPT, 24))
+    assert reference.ids_of(tokens) == expected
     assert {t.logprobs.dtype for t in tokens} == {mx.float32}
     # In bfloat16 the most likely token after rounding is often another one than before.
     unrounded = [mx.argmax(t.logprobs).item() for t in tokens]
@@ -190,11 +193,11 @@ def test_half_precision_takes_what_plain_decoding_takes(
 
 
 def test_a_round_says_how_long_the_device_had_for_it_before_anybody_asked() -> None:
-    script = kit.scripted("dense", kit.PROMPT, 16, lambda n: None)
+    script = reference.scripted("dense", reference.PROMPT, 16, lambda n: None)
     strategy = ScheduledStrategy([(script, k) for k in (0, 0, 2, 0, 0, 0)])
     rounds: list[Round] = []
-    decoder = Decoder(kit.get("dense").model, strategy, observer=rounds.append)
-    for _ in decoder.generate(kit.PROMPT, 8):
+    decoder = Decoder(reference.get("dense").model, strategy, observer=rounds.append)
+    for _ in decoder.generate(reference.PROMPT, 8):
         time.sleep(0.02)
     # A step is launched with a plain one before it, and not with drafts.
     launched = [False, True, False, False, True, True]

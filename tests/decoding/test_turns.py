@@ -14,78 +14,79 @@ from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
 from speculate import Decoder, DraftModel, Fixed
 from speculate.testing import ScriptedProposer
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.recording import WatchedProposer
 
 ROOT: Final = Path(__file__).parents[2]
-NAMES: Final = (*kit.PROMISED, "lfm2")
+NAMES: Final = (*reference.PROMISED, "lfm2")
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["same decoder", "fresh decoder"])
-@pytest.mark.parametrize("case", kit.sampled(product(NAMES, (None, 0, "each"), (1, 4, 5, 9)), 6))
+@pytest.mark.parametrize(
+    "case", reference.sampled(product(NAMES, (None, 0, "each"), (1, 4, 5, 9)), 6)
+)
 def test_three_turns_equal_cold_runs(case: tuple[str, object, int], fresh: bool) -> None:
     name, wrong, count = case
-    caches = kit.stock_caches(name)
+    caches = reference.stock_caches(name)
     text: list[int] = []
     # What a fresh decoder's proposer cannot know it gets wrong; that is all.
-    script = list(kit.PROMPT)
-    for turn in (kit.PROMPT, kit.SECOND, kit.THIRD):
-        script = [*text, *turn, *kit.truth(name, [*text, *turn], count)]
-        proposer = ScriptedProposer(script, kit.always(wrong), vocab_size=tiny.VOCAB)
+    script = list(reference.PROMPT)
+    for turn in (reference.PROMPT, reference.SECOND, reference.THIRD):
+        script = [*text, *turn, *reference.truth(name, [*text, *turn], count)]
+        proposer = ScriptedProposer(script, reference.always(wrong), vocab_size=tiny.VOCAB)
         if fresh or not text:
-            decoder = Decoder(kit.get(name).model, Fixed(proposer, 4))
+            decoder = Decoder(reference.get(name).model, Fixed(proposer, 4))
         tokens = list(decoder.generate(turn, count, caches))
         text += turn
-        kit.check_tokens(name, text, tokens)
-        text += kit.ids_of(tokens)
-        kit.check_holds(name, caches, text)
+        reference.check_tokens(name, text, tokens)
+        text += reference.ids_of(tokens)
+        reference.check_holds(name, caches, text)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_decoder_goes_on_with_its_proposers_where_they_are(name: str) -> None:
-    watched = WatchedProposer(DraftModel(kit.get(name).model))
-    decoder = Decoder(kit.get(name).model, Fixed(watched, 3))
-    caches = kit.stock_caches(name)
-    first = list(decoder.generate(kit.PROMPT, 6, caches))
-    list(decoder.generate(kit.SECOND, 6, caches))
+    watched = WatchedProposer(DraftModel(reference.get(name).model))
+    decoder = Decoder(reference.get(name).model, Fixed(watched, 3))
+    caches = reference.stock_caches(name)
+    first = list(decoder.generate(reference.PROMPT, 6, caches))
+    list(decoder.generate(reference.SECOND, 6, caches))
     assert watched.begins == [0]
-    length = len(kit.PROMPT) + 6 + len(kit.SECOND) + 6
+    length = len(reference.PROMPT) + 6 + len(reference.SECOND) + 6
     assert watched.position() == length
     # The model drafts for itself: had it missed something, it would be wrong.
     assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 0
     # Another list is another text, and so is the same list with something else in it.
-    again = list(decoder.generate(kit.PROMPT, 6))
-    assert kit.ids_of(again) == kit.ids_of(first)
+    again = list(decoder.generate(reference.PROMPT, 6))
+    assert reference.ids_of(again) == reference.ids_of(first)
     assert watched.begins == [0, 0]
 
 
 def test_a_list_that_was_changed_between_turns_restarts_the_proposers() -> None:
     name = "qwen3_5"
-    watched = WatchedProposer(DraftModel(kit.get(name).model))
-    decoder = Decoder(kit.get(name).model, Fixed(watched, 3))
-    caches = kit.stock_caches(name)
-    first = kit.ids_of(decoder.generate(kit.PROMPT, 6, caches))
-    kit.feed(name, caches, [7, 8])
-    tokens = list(decoder.generate(kit.SECOND, 6, caches))
-    kit.check_tokens(name, [*kit.PROMPT, *first, 7, 8, *kit.SECOND], tokens)
+    watched = WatchedProposer(DraftModel(reference.get(name).model))
+    decoder = Decoder(reference.get(name).model, Fixed(watched, 3))
+    caches = reference.stock_caches(name)
+    first = reference.ids_of(decoder.generate(reference.PROMPT, 6, caches))
+    reference.feed(name, caches, [7, 8])
+    tokens = list(decoder.generate(reference.SECOND, 6, caches))
+    reference.check_tokens(name, [*reference.PROMPT, *first, 7, 8, *reference.SECOND], tokens)
     assert watched.begins == [0, 14]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_continuations_of_one_prefix_are_each_as_cold(name: str, tmp_path: Path) -> None:
-    caches = kit.stock_caches(name)
-    proposer = DraftModel(kit.get(name).model)
-    decoder = Decoder(kit.get(name).model, Fixed(proposer, 3))
-    first = kit.ids_of(decoder.generate(kit.PROMPT, 5, caches))
+    caches = reference.stock_caches(name)
+    proposer = DraftModel(reference.get(name).model)
+    decoder = Decoder(reference.get(name).model, Fixed(proposer, 3))
+    first = reference.ids_of(decoder.generate(reference.PROMPT, 5, caches))
     path = str(tmp_path / "prefix.safetensors")
     save_prompt_cache(path, caches)
-    for turn in (kit.SECOND, kit.THIRD, kit.SECOND):
+    for turn in (reference.SECOND, reference.THIRD, reference.SECOND):
         branch = load_prompt_cache(path)
         tokens = list(decoder.generate(turn, 6, branch))
-        text = [*kit.PROMPT, *first, *turn]
-        kit.check_tokens(name, text, tokens)
-        kit.check_holds(name, branch, [*text, *kit.ids_of(tokens)])
+        text = [*reference.PROMPT, *first, *turn]
+        reference.check_tokens(name, text, tokens)
+        reference.check_holds(name, branch, [*text, *reference.ids_of(tokens)])
 
 
 READ_BY_MLX_LM_ALONE: Final = """
@@ -109,15 +110,15 @@ assert not any(module.startswith("speculate") for module in sys.modules)
 def test_a_process_with_mlx_lm_alone_goes_on_from_a_saved_cache(tmp_path: Path) -> None:
     expected = {}
     for name in NAMES:
-        caches = kit.stock_caches(name)
-        proposer = kit.scripted(name, kit.PROMPT, 13, kit.always("each"))
-        decoder = Decoder(kit.get(name).model, Fixed(proposer, 4))
-        running = decoder.generate(kit.PROMPT, 20, caches)
+        caches = reference.stock_caches(name)
+        proposer = reference.scripted(name, reference.PROMPT, 13, reference.always("each"))
+        decoder = Decoder(reference.get(name).model, Fixed(proposer, 4))
+        running = decoder.generate(reference.PROMPT, 20, caches)
         # Some are saved in the middle of a run, and some at its end.
         tokens = [next(running).id for _ in range(13)]
         decoder.settle() if name in {"qwen3_5", "gpt_oss"} else running.close()
         save_prompt_cache(str(tmp_path / f"{name}.safetensors"), caches)
-        expected[name] = kit.truth(name, [*kit.PROMPT, *tokens, *kit.SECOND], 5)
+        expected[name] = reference.truth(name, [*reference.PROMPT, *tokens, *reference.SECOND], 5)
         running.close()
     found = subprocess.run(
         [sys.executable, "-c", READ_BY_MLX_LM_ALONE, str(tmp_path), *NAMES],
@@ -132,23 +133,25 @@ def test_a_process_with_mlx_lm_alone_goes_on_from_a_saved_cache(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["dense", "gpt_oss", "qwen3_5"])
 def test_a_cache_loaded_from_disk_can_be_handed_in(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / "cache.safetensors")
-    caches = kit.stock_caches(name)
-    kit.feed(name, caches, kit.PROMPT)
+    caches = reference.stock_caches(name)
+    reference.feed(name, caches, reference.PROMPT)
     save_prompt_cache(path, caches)
     loaded = load_prompt_cache(path)
-    proposer = DraftModel(kit.get("small_dense").model)
-    tokens = kit.decode(name, Fixed(proposer, 3), kit.SECOND, 9, loaded)
-    kit.check_tokens(name, [*kit.PROMPT, *kit.SECOND], tokens)
-    kit.check_holds(name, loaded, [*kit.PROMPT, *kit.SECOND, *kit.ids_of(tokens)])
+    proposer = DraftModel(reference.get("small_dense").model)
+    tokens = reference.decode(name, Fixed(proposer, 3), reference.SECOND, 9, loaded)
+    reference.check_tokens(name, [*reference.PROMPT, *reference.SECOND], tokens)
+    reference.check_holds(
+        name, loaded, [*reference.PROMPT, *reference.SECOND, *reference.ids_of(tokens)]
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_returned_cache_predicts_as_a_cold_one(name: str) -> None:
-    caches = kit.stock_caches(name)
-    proposer = kit.scripted(name, kit.PROMPT, 21, kit.always("each"))
-    tokens = kit.decode(name, Fixed(proposer, 4), count=21, caches=caches)
-    text = (*kit.PROMPT, *kit.ids_of(tokens), *kit.SECOND)
-    found = kit.feed(name, caches, kit.SECOND)
-    wanted = kit.cold(name, text)[0][-len(kit.SECOND) :]
+    caches = reference.stock_caches(name)
+    proposer = reference.scripted(name, reference.PROMPT, 21, reference.always("each"))
+    tokens = reference.decode(name, Fixed(proposer, 4), count=21, caches=caches)
+    text = (*reference.PROMPT, *reference.ids_of(tokens), *reference.SECOND)
+    found = reference.feed(name, caches, reference.SECOND)
+    wanted = reference.cold(name, text)[0][-len(reference.SECOND) :]
     apart = mx.abs(found - wanted).max().item()
     assert apart == 0.0

@@ -12,9 +12,9 @@ import speculate as sp
 from speculate import SpeculativeModel
 from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
-from tests.support import reference as kit
+from tests.support import reference
 
-TEXT: Final = kit.text_of(13)
+TEXT: Final = reference.text_of(13)
 
 
 def row(ids: Sequence[int]) -> mx.array:
@@ -32,7 +32,7 @@ def with_replay(model: SpeculativeModel) -> list[Rollbackable]:
 
 
 def test_caches_with_tokens_to_replay_are_not_returned() -> None:
-    caches = with_replay(kit.get("lfm2").model)
+    caches = with_replay(reference.get("lfm2").model)
     before = [cache.length() for cache in caches]
     for cache in caches:
         with pytest.raises(RewindError, match=r"last 3 tokens .* next model\.forward"):
@@ -41,10 +41,10 @@ def test_caches_with_tokens_to_replay_are_not_returned() -> None:
 
 
 def test_the_next_forward_replays_them_and_then_they_are() -> None:
-    tiny = kit.get("lfm2")
+    tiny = reference.get("lfm2")
     caches, text = with_replay(tiny.model), [*TEXT[:7], 9, 5]
     tiny.model.forward(row(text[7:8]), caches)
     stock: list[object] = [cache.release() for cache in caches]
-    expected = tiny.stock(row(text), cache=kit.stock_caches("lfm2"))[0, -1]
+    expected = tiny.stock(row(text), cache=reference.stock_caches("lfm2"))[0, -1]
     found = tiny.stock(row(text[8:]), cache=stock)[0, -1]
     assert mx.array_equal(found, expected)

@@ -10,7 +10,7 @@ import pytest
 
 from speculate import Decoder, DraftModel, Fixed, MTPChain, PromptLookup, SpeculateError
 from speculate.protocols import Commit, Forward, Proposer
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.mtp_heads import with_head
 from tests.support.recording import PassingModel, WatchedProposer
 
@@ -39,7 +39,7 @@ class Reading(WatchedProposer):
 
 
 def forward() -> Forward:
-    model = Bare(kit.get("dense").model)
+    model = Bare(reference.get("dense").model)
     return model.forward(mx.array([[1, 2, 3]]), model.make_cache())
 
 
@@ -62,33 +62,35 @@ def test_a_commit_without_them_has_everything_else() -> None:
 
 
 def test_a_commit_has_the_rows_of_its_tokens_alone() -> None:
-    model = kit.get("dense").model
+    model = reference.get("dense").model
     out = model.forward(mx.array([[1, 2, 3]]), model.make_cache())
     assert out.has_hidden
     assert mx.array_equal(Commit.of(out, [1, 2]).hidden, out.hidden[:, :2])
 
 
 @pytest.mark.parametrize(
-    "proposer", [PromptLookup(), DraftModel(kit.get("small_dense").model)], ids=lambda p: p.name
+    "proposer",
+    [PromptLookup(), DraftModel(reference.get("small_dense").model)],
+    ids=lambda p: p.name,
 )
 def test_proposers_that_do_not_need_them_draft(proposer: Proposer) -> None:
-    caches = kit.stock_caches("dense")
-    decoder = Decoder(Bare(kit.get("dense").model), Fixed(proposer, 3))
-    tokens = list(decoder.generate(kit.PROMPT, 40, caches))
-    kit.check_tokens("dense", kit.PROMPT, tokens)
+    caches = reference.stock_caches("dense")
+    decoder = Decoder(Bare(reference.get("dense").model), Fixed(proposer, 3))
+    tokens = list(decoder.generate(reference.PROMPT, 40, caches))
+    reference.check_tokens("dense", reference.PROMPT, tokens)
     assert decoder.stats.draft_tokens > 0
-    kit.check_holds("dense", caches, [*kit.PROMPT, *kit.ids_of(tokens)])
+    reference.check_holds("dense", caches, [*reference.PROMPT, *reference.ids_of(tokens)])
 
 
 @pytest.mark.parametrize("proposer", [Reading(), MTPChain()], ids=lambda p: p.name)
 def test_a_proposer_that_needs_them_raises_before_anything_is_fed(proposer: Proposer) -> None:
-    caches = kit.stock_caches("qwen3_5")
+    caches = reference.stock_caches("qwen3_5")
     decoder = Decoder(Bare(with_head("qwen3_5").model), Fixed(proposer, 3))
     with pytest.raises(SpeculateError, match=NEEDS):
-        list(decoder.generate(kit.PROMPT, 5, caches))
-    kit.check_holds("qwen3_5", caches, [])
+        list(decoder.generate(reference.PROMPT, 5, caches))
+    reference.check_holds("qwen3_5", caches, [])
 
 
 def test_a_proposer_that_reads_them_where_they_are_drafts() -> None:
-    decoder = Decoder(kit.get("dense").model, Fixed(Reading(), 3))
-    kit.check_tokens("dense", kit.PROMPT, list(decoder.generate(kit.PROMPT, 8)))
+    decoder = Decoder(reference.get("dense").model, Fixed(Reading(), 3))
+    reference.check_tokens("dense", reference.PROMPT, list(decoder.generate(reference.PROMPT, 8)))

@@ -11,7 +11,7 @@ from speculate import Fixed, speculation
 from tests.faults import caches as caches
 from tests.faults.planting import planted
 from tests.models.test_families import Family
-from tests.support import reference as kit
+from tests.support import reference
 
 ROUNDS: Final = "test_rejected_tokens_leave_no_trace"
 SEVERAL: Final = "test_a_rewind_spans_several_forwards"
@@ -36,17 +36,19 @@ CAUGHT_BY: Final = {
 
 def decoding(name: str) -> None:
     """Compare the logits of every token, with a wrong token in every draft."""
-    proposer = kit.scripted(name, kit.PROMPT, 12, lambda n: (1, 2, 0)[n % 3])
-    kit.check_tokens(name, kit.PROMPT, kit.decode(name, Fixed(proposer, 3), count=12))
+    proposer = reference.scripted(name, reference.PROMPT, 12, lambda n: (1, 2, 0)[n % 3])
+    reference.check_tokens(
+        name, reference.PROMPT, reference.decode(name, Fixed(proposer, 3), count=12)
+    )
 
 
 def returned(name: str) -> None:
     """Compare the caches that mlx-lm gets after a rejection."""
-    caches, text = kit.stock_caches(name), kit.text_of(9)
+    caches, text = reference.stock_caches(name), reference.text_of(9)
     with speculation(caches) as window:
-        kit.get(name).model.forward(mx.array([text]), caches)
+        reference.get(name).model.forward(mx.array([text]), caches)
         window.keep(6)
-    kit.check_holds(name, caches, text[:6])
+    reference.check_holds(name, caches, text[:6])
 
 
 def run(suite: type[Family], check: str) -> None:

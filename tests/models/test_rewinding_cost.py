@@ -14,7 +14,7 @@ from speculate.backends.arrays import RewindableArraysCache
 from speculate.models import gated_delta
 from speculate.models.gated_delta import MAX_FUSED_TOKENS, BlockRecord, FusedReplay, KeptStates
 from speculate.protocols import DeferredState
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.cache_contents import Caches, cold, feed, ids, model
 from tests.support.recording import WatchedModel
 
@@ -99,15 +99,15 @@ def test_single_steps_are_rewound_without_a_replay(runs: list[int]) -> None:
 def test_a_decoder_runs_no_forward_and_no_recurrence_for_a_rejection(
     name: str, wrong: object, runs: list[int]
 ) -> None:
-    watched = WatchedModel(kit.get(name).model)
-    proposer = kit.scripted(name, kit.PROMPT, 21, kit.always(wrong))
+    watched = WatchedModel(reference.get(name).model)
+    proposer = reference.scripted(name, reference.PROMPT, 21, reference.always(wrong))
     decoder = Decoder(watched, Fixed(proposer, 4))
-    running = decoder.generate(kit.PROMPT, 20)
+    running = decoder.generate(reference.PROMPT, 20)
     runs.clear()
     for _ in range(15):
         next(running)
     prefill, *rounds = watched.widths
-    assert prefill == len(kit.PROMPT) - 1
+    assert prefill == len(reference.PROMPT) - 1
     assert len(rounds) == decoder.stats.rounds + 1
     if name == "qwen3_5_folded":
         assert len(runs) == DELTA_LAYERS * len(watched.widths)

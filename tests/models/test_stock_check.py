@@ -21,8 +21,7 @@ from speculate.models import registry
 from speculate.models.adapter import DenseAdapter, StockAdapter
 from speculate.models.registry import CHUNKS, check_against_stock
 from speculate.protocols import Forward
-from tests.support import tiny
-from tests.support import tokenizers as words
+from tests.support import tiny, tokenizers
 
 SHAPE: dict[str, object] = {
     "hidden_size": 32,
@@ -111,7 +110,7 @@ def test_equal_logits_are_taken_and_nothing_is_left_in_memory(
 
 
 def test_a_folder_is_refused_likewise(named: None, tmp_path: Path) -> None:
-    words.write_folder(tmp_path, made(gemma2), {"model_type": "gemma2", **SHAPE})
+    tokenizers.write_folder(tmp_path, made(gemma2), {"model_type": "gemma2", **SHAPE})
     with pytest.raises(UnsupportedModelError, match=r"other logits than mlx_lm\.models\.gemma2"):
         sp.load(tmp_path)
 

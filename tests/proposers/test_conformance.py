@@ -8,7 +8,7 @@ from speculate import DraftModel, MTPChain, PromptLookup, SpeculativeModel
 from speculate.protocols import Proposer
 from speculate.testing import ProposerTests, ScriptedProposer, ToyModel
 from speculate.testing.proposers import repetitive
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.mtp_heads import with_head
 
 
@@ -41,7 +41,7 @@ class Draft(ProposerTests):
     name: ClassVar[str]
 
     def make_proposer(self) -> Proposer:
-        return DraftModel(kit.get(self.name).model)
+        return DraftModel(reference.get(self.name).model)
 
 
 class TestHybridDraft(Draft):

@@ -14,7 +14,7 @@ import speculate as sp
 from speculate import MTPChain
 from speculate.protocols import DraftScore, Forecast, Plan, Proposer, Round, SupportsForecast
 from speculate.testing import ScheduledStrategy
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.brute_force_lookup import FORECAST, Scan, asked, commit_of, generate
 from tests.support.mtp_heads import with_head
 
@@ -152,12 +152,12 @@ def test_begin_forgets_the_text_and_keeps_what_it_taught() -> None:
 @pytest.mark.parametrize("plan", ["m3", "m0", "l4", "m1 l2 m0 m0", "l16"])
 def test_scores_are_the_same_with_any_proposer(plan: str) -> None:
     name = "qwen3_5"
-    prompt = (*kit.PROMPT, *kit.truth(name, kit.PROMPT, 20), *kit.PROMPT)
+    prompt = (*reference.PROMPT, *reference.truth(name, reference.PROMPT, 20), *reference.PROMPT)
     lookup = sp.PromptLookup(max_ngram=3, min_ngram=1)
     who: dict[str, Proposer] = {"m": MTPChain(), "l": lookup}
     steps = [(who[step[0]], int(step[1:])) for step in plan.split()]
     decoder = sp.Decoder(with_head(name).model, ScheduledStrategy([*steps, (lookup, 0)]))
-    text = [*prompt, *kit.ids_of(decoder.generate(prompt, 40))]
+    text = [*prompt, *reference.ids_of(decoder.generate(prompt, 40))]
     lookup.begin(0)
     scan = Scan(longest=3, shortest=1)
     found = lookup.scores()
@@ -190,10 +190,10 @@ class Asking:
 
 def test_a_strategy_can_ask_in_the_middle_of_a_run() -> None:
     name = "dense"
-    prompt = (*kit.PROMPT, *kit.truth(name, kit.PROMPT, 20), *kit.PROMPT)
+    prompt = (*reference.PROMPT, *reference.truth(name, reference.PROMPT, 20), *reference.PROMPT)
     strategy = Asking(sp.PromptLookup())
-    decoder = sp.Decoder(kit.get(name).model, strategy)
-    kit.check_tokens(name, prompt, list(decoder.generate(prompt, 40)))
+    decoder = sp.Decoder(reference.get(name).model, strategy)
+    reference.check_tokens(name, prompt, list(decoder.generate(prompt, 40)))
     assert set(strategy.promised) == {0, FORECAST}
     assert 0 < decoder.stats.drafts < decoder.stats.rounds
     assert strategy.found

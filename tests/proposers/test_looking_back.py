@@ -13,8 +13,7 @@ import speculate as sp
 from speculate.proposers import draft_model
 from speculate.protocols import Forward, Proposer, Round
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.recording import PassingModel, WatchedProposer
 from tests.support.table_models import TableModel
 
@@ -27,8 +26,8 @@ QUOTES: Final = (21, 22, 11, 12, 13)
 
 def filled(name: str) -> list[object]:
     """A cache that holds the turn, filled elsewhere."""
-    caches = kit.stock_caches(name)
-    list(sp.Decoder(kit.get(name).model, sp.Off()).generate(TURN, 0, caches))
+    caches = reference.stock_caches(name)
+    list(sp.Decoder(reference.get(name).model, sp.Off()).generate(TURN, 0, caches))
     return caches
 
 
@@ -37,14 +36,14 @@ def drafted(
 ) -> list[Round]:
     """The rounds of the next turn, whose text is checked."""
     rounds: list[Round] = []
-    decoder = sp.Decoder(kit.get(name).model, sp.Fixed(lookup, 4), observer=rounds.append)
+    decoder = sp.Decoder(reference.get(name).model, sp.Fixed(lookup, 4), observer=rounds.append)
     tokens = list(decoder.generate(QUOTES, 12, caches, history=history))
-    kit.check_tokens(name, (*TURN, *QUOTES), tokens)
-    kit.check_holds(name, caches, [*TURN, *QUOTES, *(token.id for token in tokens)])
+    reference.check_tokens(name, (*TURN, *QUOTES), tokens)
+    reference.check_holds(name, caches, [*TURN, *QUOTES, *(token.id for token in tokens)])
     return rounds
 
 
-@pytest.mark.parametrize("name", kit.PROMISED)
+@pytest.mark.parametrize("name", reference.PROMISED)
 def test_what_an_earlier_turn_said_is_found_where_the_caller_says_what_it_was(name: str) -> None:
     lookup = sp.PromptLookup(min_ngram=3)
     rounds = drafted(name, lookup, filled(name), TURN)
@@ -86,8 +85,8 @@ class Begun(WatchedProposer):
 
 def test_a_decoder_that_was_there_itself_is_not_given_the_text_again() -> None:
     lookup = Listener()
-    decoder = sp.Decoder(kit.get("qwen3_5").model, sp.Fixed(lookup, 4))
-    caches = kit.stock_caches("qwen3_5")
+    decoder = sp.Decoder(reference.get("qwen3_5").model, sp.Fixed(lookup, 4))
+    caches = reference.stock_caches("qwen3_5")
     list(decoder.generate(TURN, 0, caches))
     list(decoder.generate(QUOTES, 4, caches, history=TURN))
     assert lookup.received == []
@@ -100,7 +99,7 @@ def test_every_proposer_begins_with_what_the_caller_says_of_earlier_turns() -> N
     for history in (TURN, TURN[-3:], (1, 2, 3, *TURN), ()):
         one, other = Begun("one"), Begun("other")
         strategy = ScheduledStrategy([(one, 2), (other, 3)])
-        decoder = sp.Decoder(kit.get("dense").model, strategy)
+        decoder = sp.Decoder(reference.get("dense").model, strategy)
         list(decoder.generate(QUOTES, 4, filled("dense"), history=history))
         assert one.begun == other.begun == [(len(TURN), list(history))]
 
@@ -114,7 +113,7 @@ def test_a_turn_that_was_given_up_and_is_tried_again_still_knows_the_earlier_one
 
     lookup, caches = sp.PromptLookup(min_ngram=3), filled(name)
     decoder = sp.Decoder(
-        kit.get(name).model,
+        reference.get(name).model,
         sp.Fixed(lookup, 4),
         observer=rounds.append,
         prompt_progress_callback=failing,
@@ -122,7 +121,7 @@ def test_a_turn_that_was_given_up_and_is_tried_again_still_knows_the_earlier_one
     with pytest.raises(RuntimeError, match="given up"):
         list(decoder.generate(QUOTES, 12, caches, history=TURN))
     tokens = list(decoder.generate(QUOTES, 12, caches, history=TURN))
-    kit.check_tokens(name, (*TURN, *QUOTES), tokens)
+    reference.check_tokens(name, (*TURN, *QUOTES), tokens)
     assert rounds[0].drafted == 4
 
 
@@ -139,13 +138,13 @@ def resumed(
     name: str, draft: sp.SpeculativeModel, turn: Sequence[int], history: Sequence[int]
 ) -> sp.Stats:
     """What a turn takes over a cache that was filled elsewhere; its output is checked."""
-    caches = kit.stock_caches(name)
-    list(sp.Decoder(kit.get(name).model, sp.Off()).generate(turn, 0, caches))
-    decoder = sp.Decoder(kit.get(name).model, sp.Fixed(sp.DraftModel(draft), 4))
-    tokens = list(decoder.generate(kit.SECOND, 18, caches, history=history))
-    text = (*turn, *kit.SECOND)
-    kit.check_tokens(name, text, tokens)
-    kit.check_holds(name, caches, [*text, *kit.ids_of(tokens)])
+    caches = reference.stock_caches(name)
+    list(sp.Decoder(reference.get(name).model, sp.Off()).generate(turn, 0, caches))
+    decoder = sp.Decoder(reference.get(name).model, sp.Fixed(sp.DraftModel(draft), 4))
+    tokens = list(decoder.generate(reference.SECOND, 18, caches, history=history))
+    text = (*turn, *reference.SECOND)
+    reference.check_tokens(name, text, tokens)
+    reference.check_holds(name, caches, [*text, *reference.ids_of(tokens)])
     return decoder.stats
 
 
@@ -154,11 +153,11 @@ def resumed(
 def test_a_draft_model_drafts_over_a_loaded_cache_as_over_its_own(
     name: str, turn: tuple[int, ...]
 ) -> None:
-    model = kit.get(name).model
+    model = reference.get(name).model
     live = sp.Decoder(model, sp.Fixed(sp.DraftModel(model), 4))
-    caches = kit.stock_caches(name)
+    caches = reference.stock_caches(name)
     list(live.generate(turn, 0, caches))
-    list(live.generate(kit.SECOND, 18, caches))
+    list(live.generate(reference.SECOND, 18, caches))
     # The target drafts for itself: who has read the same text is always right.
     assert live.stats.accepted_tokens == live.stats.draft_tokens > 0
     for history in (turn, (1, 2, *turn)):
@@ -171,7 +170,7 @@ def test_a_draft_model_drafts_over_a_loaded_cache_as_over_its_own(
 
 @pytest.mark.parametrize("name", ["dense", "qwen3_5"])
 def test_a_history_that_lies_or_is_cut_short_costs_acceptance_alone(name: str) -> None:
-    model = kit.get(name).model
+    model = reference.get(name).model
     true = resumed(name, model, LONG, LONG)
     for history in (LONG[::-1], LONG[:-1], LONG[1:], (7,), ()):
         received = resumed(name, model, LONG, history)
@@ -193,31 +192,31 @@ def test_a_history_is_read_when_a_draft_is_asked_for_and_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(draft_model, "FLUSH_CHUNK", 32)
-    draft = Counted(kit.get("small_dense").model)
+    draft = Counted(reference.get("small_dense").model)
     resumed("dense", draft, LONG, LONG)
     # The prompt's first tokens come after the turn's, and the draft's first step after them.
     assert draft.widths[:4] == [32, 32, 28, 1]
     proposer = sp.DraftModel(draft)
     draft.widths.clear()
-    proposer.attach(kit.get("dense").model)
+    proposer.attach(reference.get("dense").model)
     proposer.begin(len(LONG), LONG)
     assert proposer.position() == proposer.backlog() == len(LONG)
     assert draft.widths == []
 
 
 def test_caches_that_the_caller_gave_are_read_up_to_the_text() -> None:
-    model = kit.get("dense").model
+    model = reference.get("dense").model
     for held in (0, 30, len(LONG)):
         own = model.make_cache()
         if held:
             model.forward(mx.array([LONG[:held]]), own)
-        caches = kit.stock_caches("dense")
+        caches = reference.stock_caches("dense")
         list(sp.Decoder(model, sp.Off()).generate(LONG, 0, caches))
         decoder = sp.Decoder(model, sp.Fixed(sp.DraftModel(model, cache=own), 4))
-        tokens = list(decoder.generate(kit.SECOND, 18, caches, history=LONG))
-        kit.check_tokens("dense", (*LONG, *kit.SECOND), tokens)
+        tokens = list(decoder.generate(reference.SECOND, 18, caches, history=LONG))
+        reference.check_tokens("dense", (*LONG, *reference.SECOND), tokens)
         assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens > 0
-        assert {cache.length() for cache in own} == {len(LONG) + len(kit.SECOND) + 18}
+        assert {cache.length() for cache in own} == {len(LONG) + len(reference.SECOND) + 18}
 
 
 class Counted(PassingModel):

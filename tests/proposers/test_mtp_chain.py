@@ -10,7 +10,7 @@ import pytest
 from speculate import Decoder, Fixed, MTPChain
 from speculate.proposers import _chain
 from speculate.testing import ScheduledStrategy
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.expected_drafts import check_head
 from tests.support.mtp_heads import with_head, with_knowing_head
 from tests.support.recording import WatchedProposer
@@ -18,16 +18,16 @@ from tests.support.recording import WatchedProposer
 WITH_HEADS: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 
-@pytest.mark.parametrize("case", kit.sampled(product(WITH_HEADS, range(1, 6)), 5))
+@pytest.mark.parametrize("case", reference.sampled(product(WITH_HEADS, range(1, 6)), 5))
 def test_a_real_head_never_changes_the_text(case: tuple[str, int]) -> None:
     name, depth = case
     tiny = with_head(name)
     watched = WatchedProposer(MTPChain())
-    caches = kit.stock_caches(name)
-    tokens = list(Decoder(tiny.model, Fixed(watched, depth)).generate(kit.PROMPT, 14, caches))
-    kit.check_tokens(name, kit.PROMPT, tokens)
-    text = [*kit.PROMPT, *kit.ids_of(tokens)]
-    kit.check_holds(name, caches, text)
+    caches = reference.stock_caches(name)
+    tokens = list(Decoder(tiny.model, Fixed(watched, depth)).generate(reference.PROMPT, 14, caches))
+    reference.check_tokens(name, reference.PROMPT, tokens)
+    text = [*reference.PROMPT, *reference.ids_of(tokens)]
+    reference.check_holds(name, caches, text)
     check_head(tiny, text, watched)
 
 
@@ -41,19 +41,21 @@ def test_drafts_after_a_pause_are_those_of_a_head_that_took_in_everything(
     watched = WatchedProposer(MTPChain())
     strategy = ScheduledStrategy([(watched, k) for k in depths])
     decoder = Decoder(tiny.model, strategy, prefill_step_size=4)
-    prompt = kit.text_of(11)
+    prompt = reference.text_of(11)
     tokens = list(decoder.generate(prompt, 14))
-    kit.check_tokens("qwen3_5", prompt, tokens)
-    check_head(tiny, [*prompt, *kit.ids_of(tokens)], watched)
+    reference.check_tokens("qwen3_5", prompt, tokens)
+    check_head(tiny, [*prompt, *reference.ids_of(tokens)], watched)
 
 
-@pytest.mark.parametrize("case", kit.sampled(product(kit.PROMISED, range(1, 6)), 8))
+@pytest.mark.parametrize("case", reference.sampled(product(reference.PROMISED, range(1, 6)), 8))
 def test_a_head_that_is_right_is_accepted_at_every_depth(case: tuple[str, int]) -> None:
     name, depth = case
-    tiny, _ = with_knowing_head(name, [*kit.PROMPT, *kit.truth(name, kit.PROMPT, 20)])
+    tiny, _ = with_knowing_head(
+        name, [*reference.PROMPT, *reference.truth(name, reference.PROMPT, 20)]
+    )
     decoder = Decoder(tiny.model, Fixed(MTPChain(), depth))
-    tokens = list(decoder.generate(kit.PROMPT, 2 * (depth + 1)))
-    kit.check_tokens(name, kit.PROMPT, tokens)
+    tokens = list(decoder.generate(reference.PROMPT, 2 * (depth + 1)))
+    reference.check_tokens(name, reference.PROMPT, tokens)
     assert decoder.stats.rounds == 2
     assert decoder.stats.accepted_tokens == 2 * depth
 
@@ -62,32 +64,32 @@ def test_a_prompt_of_one_token_has_nothing_to_draft_from_at_first() -> None:
     tiny = with_head("qwen3_5")
     watched = WatchedProposer(MTPChain())
     tokens = list(Decoder(tiny.model, Fixed(watched, 2)).generate([9], 6))
-    kit.check_tokens("qwen3_5", [9], tokens)
+    reference.check_tokens("qwen3_5", [9], tokens)
     assert watched.drafts[0] == (0, 9, [])
     assert [len(ids) for _, _, ids in watched.drafts[1:2]] == [2]
 
 
 def test_a_head_is_used_without_being_asked_for() -> None:
-    prompt = kit.distinct("qwen3_5", 12)
-    tiny, head = with_knowing_head("qwen3_5", [*prompt, *kit.truth("qwen3_5", prompt, 13)])
+    prompt = reference.distinct("qwen3_5", 12)
+    tiny, head = with_knowing_head("qwen3_5", [*prompt, *reference.truth("qwen3_5", prompt, 13)])
     # Too short a text to measure anything: the first rounds without a draft show the pace, and
     # then the head is tried, whatever the clock says.
     tokens = list(Decoder(tiny.model).generate(prompt, 12))
-    kit.check_tokens("qwen3_5", prompt, tokens)
+    reference.check_tokens("qwen3_5", prompt, tokens)
     assert tokens[0].proposer is None
     assert {t.proposer for t in tokens} == {"mtp", None}
     assert head.rows()
-    plain = Decoder(kit.get("qwen3_5").model)
+    plain = Decoder(reference.get("qwen3_5").model)
     assert {t.proposer for t in plain.generate(prompt, 12)} == {None}
 
 
 def test_a_shared_prefix_is_paired_with_the_token_that_follows_it_now() -> None:
     name, tiny = "qwen3_5", with_head("qwen3_5")
     for turn in ([7, 3], [9, 3]):
-        caches = kit.stock_caches(name)
-        text = [*kit.PROMPT, *turn]
+        caches = reference.stock_caches(name)
+        text = [*reference.PROMPT, *turn]
         decoder = Decoder(tiny.model, Fixed(watched := WatchedProposer(MTPChain()), 2))
-        list(decoder.generate(kit.PROMPT, 0, caches))
+        list(decoder.generate(reference.PROMPT, 0, caches))
         tokens = list(decoder.generate(turn, 6, caches))
-        kit.check_tokens(name, text, tokens)
-        check_head(tiny, [*text, *kit.ids_of(tokens)], watched)
+        reference.check_tokens(name, text, tokens)
+        check_head(tiny, [*text, *reference.ids_of(tokens)], watched)

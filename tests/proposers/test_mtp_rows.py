@@ -15,7 +15,7 @@ from speculate import Decoder, Fixed, MTPChain
 from speculate.proposers import _chain
 from speculate.protocols import Round
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.mtp_heads import CHOOSE, KnowingHead, Row, with_knowing_head
 from tests.support.recording import Broken, Ticker, quiet, wrong_after
 
@@ -36,7 +36,7 @@ class Run:
         ticker: Ticker | None = None,
         count: int = 24,
     ) -> None:
-        self.text = [*prompt, *kit.truth(NAME, prompt, count)]
+        self.text = [*prompt, *reference.truth(NAME, prompt, count)]
         tick = quiet if ticker is None else ticker
         self.tiny, self.head = with_knowing_head(NAME, self.text, wrong, tick)
         self.chain = MTPChain()
@@ -61,7 +61,7 @@ def check_rows(rows: Sequence[Row], text: Sequence[int], start: int = 0) -> None
     """Rows are those of tokens `start` to the end of a sequence, and `NEXT` after it."""
     assert [row.position for row in rows] == list(range(start, len(text)))
     assert [row.token for row in rows] == [*text[start + 1 :], NEXT]
-    model = kit.get(NAME).model
+    model = reference.get(NAME).model
     hidden = model.forward(mx.array([text]), model.make_cache()).hidden[0, start:]
     found = mx.stack([row.hidden for row in rows])
     assert mx.array_equal(found, hidden).item()
@@ -70,9 +70,9 @@ def check_rows(rows: Sequence[Row], text: Sequence[int], start: int = 0) -> None
 @pytest.mark.parametrize("step", [1, 3, 4, 5, 10, 11])
 @pytest.mark.parametrize("depth", [0, 2])
 def test_rows_of_the_prompt_do_not_depend_on_its_chunks(step: int, depth: int) -> None:
-    prompt = kit.text_of(11)
+    prompt = reference.text_of(11)
     run = Run(prompt, [depth], step=step)
-    tokens = kit.ids_of(run.decoder.generate(prompt, 3))
+    tokens = reference.ids_of(run.decoder.generate(prompt, 3))
     check_rows(run.rows(), [*prompt, *tokens])
 
 
@@ -83,9 +83,9 @@ def test_rows_of_the_prompt_do_not_depend_on_its_chunks(step: int, depth: int) -
 )
 def test_rows_have_no_hole_and_none_twice(accepts: tuple[int, ...], depth: int) -> None:
     count = sum(accepts) + len(accepts)
-    prompt = kit.PROMPT
+    prompt = reference.PROMPT
     run = Run(prompt, [depth], wrong_after(accepts, len(prompt), depth), count=24)
-    caches = kit.stock_caches(NAME)
+    caches = reference.stock_caches(NAME)
     running = run.decoder.generate(prompt, 24, caches)
     tokens = [next(running).id for _ in range(count)]
     running.close()
@@ -98,17 +98,17 @@ def test_rows_have_no_hole_and_none_twice(accepts: tuple[int, ...], depth: int) 
 def test_rounds_without_drafts_leave_no_hole(
     depths: tuple[int, ...], wrong: tuple[int, ...]
 ) -> None:
-    run = Run(kit.PROMPT, depths, wrong)
-    tokens = kit.ids_of(run.decoder.generate(kit.PROMPT, 15))
-    check_rows(run.rows(), [*kit.PROMPT, *tokens])
+    run = Run(reference.PROMPT, depths, wrong)
+    tokens = reference.ids_of(run.decoder.generate(reference.PROMPT, 15))
+    check_rows(run.rows(), [*reference.PROMPT, *tokens])
 
 
 def test_rounds_that_another_proposer_drafted_leave_no_hole() -> None:
-    run = Run(kit.PROMPT, [1], wrong={9, 10, 15})
+    run = Run(reference.PROMPT, [1], wrong={9, 10, 15})
     other = ScriptedProposer(run.text, lambda n: n % 3, vocab_size=64)
     strategy = ScheduledStrategy([(run.chain, 3), (other, 2), (other, 4), (run.chain, 0)])
-    tokens = kit.ids_of(Decoder(run.tiny.model, strategy).generate(kit.PROMPT, 18))
-    check_rows(run.rows(), [*kit.PROMPT, *tokens])
+    tokens = reference.ids_of(Decoder(run.tiny.model, strategy).generate(reference.PROMPT, 18))
+    check_rows(run.rows(), [*reference.PROMPT, *tokens])
 
 
 @pytest.mark.parametrize("flush", [1, 3, 256])
@@ -116,102 +116,112 @@ def test_rows_that_wait_long_are_taken_in_between(
     flush: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_chain, "MAX_BACKLOG", flush)
-    run = Run(kit.PROMPT, [0] * 9 + [3, 2], wrong={17}, step=2)
-    tokens = kit.ids_of(run.decoder.generate(kit.PROMPT, 20))
-    check_rows(run.rows(), [*kit.PROMPT, *tokens])
+    run = Run(reference.PROMPT, [0] * 9 + [3, 2], wrong={17}, step=2)
+    tokens = reference.ids_of(run.decoder.generate(reference.PROMPT, 20))
+    check_rows(run.rows(), [*reference.PROMPT, *tokens])
 
 
 def test_logits_come_for_few_of_the_rows_that_waited() -> None:
     # A large vocabulary's for all of them would be more than the head's whole work.
-    run = Run(kit.text_of(40), [*[0] * 9, 2])
-    tokens = kit.ids_of(run.decoder.generate(kit.text_of(40), 12))
+    run = Run(reference.text_of(40), [*[0] * 9, 2])
+    tokens = reference.ids_of(run.decoder.generate(reference.text_of(40), 12))
     assert run.head.widths[0] > _chain.MAX_SHARED_BACKLOG
     assert max(run.head.widths[1:]) <= _chain.MAX_SHARED_BACKLOG + 1
-    check_rows(run.rows(), [*kit.text_of(40), *tokens])
+    check_rows(run.rows(), [*reference.text_of(40), *tokens])
 
 
 @pytest.mark.parametrize("emitted", range(1, 7))
 def test_closing_in_the_middle_of_a_block_leaves_no_row_of_what_was_not_emitted(
     emitted: int,
 ) -> None:
-    run = Run(kit.PROMPT, [4])
-    running = run.decoder.generate(kit.PROMPT, 20)
+    run = Run(reference.PROMPT, [4])
+    running = run.decoder.generate(reference.PROMPT, 20)
     tokens = [next(running).id for _ in range(emitted)]
     running.close()
-    check_rows(run.rows(), [*kit.PROMPT, *tokens])
+    check_rows(run.rows(), [*reference.PROMPT, *tokens])
 
 
 @pytest.mark.parametrize("emitted", [1, 2, 5])
 def test_settling_in_the_middle_of_a_block_leaves_no_hole(emitted: int) -> None:
-    run = Run(kit.PROMPT, [4])
-    running = run.decoder.generate(kit.PROMPT, 14)
+    run = Run(reference.PROMPT, [4])
+    running = run.decoder.generate(reference.PROMPT, 14)
     tokens = [next(running).id for _ in range(emitted)]
     run.decoder.settle()
-    tokens += kit.ids_of(running)
-    check_rows(run.rows(), [*kit.PROMPT, *tokens])
+    tokens += reference.ids_of(running)
+    check_rows(run.rows(), [*reference.PROMPT, *tokens])
 
 
 @pytest.mark.parametrize("count", [1, 4, 6])
 def test_a_second_turn_goes_on_in_the_same_rows(count: int) -> None:
-    run = Run(kit.PROMPT, [3], wrong={8})
-    caches = kit.stock_caches(NAME)
-    text = [*kit.PROMPT, *kit.ids_of(run.decoder.generate(kit.PROMPT, count, caches))]
-    text += kit.SECOND
-    text += kit.ids_of(run.decoder.generate(kit.SECOND, 4, caches))
+    run = Run(reference.PROMPT, [3], wrong={8})
+    caches = reference.stock_caches(NAME)
+    text = [
+        *reference.PROMPT,
+        *reference.ids_of(run.decoder.generate(reference.PROMPT, count, caches)),
+    ]
+    text += reference.SECOND
+    text += reference.ids_of(run.decoder.generate(reference.SECOND, 4, caches))
     assert len(run.head.starts) <= 2
     check_rows(run.rows(), text)
 
 
 def test_a_fresh_decoder_starts_late_with_positions_that_do_not_lie() -> None:
-    first = Run(kit.PROMPT, [3])
-    caches = kit.stock_caches(NAME)
-    text = [*kit.PROMPT, *kit.ids_of(first.decoder.generate(kit.PROMPT, 5, caches))]
+    first = Run(reference.PROMPT, [3])
+    caches = reference.stock_caches(NAME)
+    text = [
+        *reference.PROMPT,
+        *reference.ids_of(first.decoder.generate(reference.PROMPT, 5, caches)),
+    ]
     length = len(text)
-    second = Run([*text, *kit.SECOND], [3])
-    tokens = list(second.decoder.generate(kit.SECOND, 9, caches))
-    kit.check_tokens(NAME, [*text, *kit.SECOND], tokens)
+    second = Run([*text, *reference.SECOND], [3])
+    tokens = list(second.decoder.generate(reference.SECOND, 9, caches))
+    reference.check_tokens(NAME, [*text, *reference.SECOND], tokens)
     assert second.head.starts[-1] == length
     # Late rows are as good as early ones.
     assert second.decoder.stats.accepted_tokens == second.decoder.stats.draft_tokens > 0
-    check_rows(second.rows(), [*text, *kit.SECOND, *kit.ids_of(tokens)], start=length)
+    check_rows(second.rows(), [*text, *reference.SECOND, *reference.ids_of(tokens)], start=length)
 
 
 def test_the_first_token_of_a_late_start_has_no_row_before_it() -> None:
-    caches = kit.stock_caches(NAME)
-    kit.feed(NAME, caches, kit.PROMPT)
-    run = Run([*kit.PROMPT, 7], [3])
+    caches = reference.stock_caches(NAME)
+    reference.feed(NAME, caches, reference.PROMPT)
+    run = Run([*reference.PROMPT, 7], [3])
     tokens = list(run.decoder.generate([7], 6, caches))
-    kit.check_tokens(NAME, [*kit.PROMPT, 7], tokens)
-    check_rows(run.rows(), [*kit.PROMPT, 7, *kit.ids_of(tokens)], start=len(kit.PROMPT))
+    reference.check_tokens(NAME, [*reference.PROMPT, 7], tokens)
+    check_rows(
+        run.rows(), [*reference.PROMPT, 7, *reference.ids_of(tokens)], start=len(reference.PROMPT)
+    )
 
 
 def test_a_new_text_starts_new_rows() -> None:
-    run = Run(kit.PROMPT, [3])
-    list(run.decoder.generate(kit.SECOND, 5))
-    tokens = kit.ids_of(run.decoder.generate(kit.PROMPT, 5))
-    check_rows(run.rows(), [*kit.PROMPT, *tokens])
+    run = Run(reference.PROMPT, [3])
+    list(run.decoder.generate(reference.SECOND, 5))
+    tokens = reference.ids_of(run.decoder.generate(reference.PROMPT, 5))
+    check_rows(run.rows(), [*reference.PROMPT, *tokens])
 
 
 @pytest.mark.parametrize("place", ["head", "head done"])
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 6, 9])
 def test_a_step_that_fails_leaves_no_hole_for_the_next_turn(place: str, at: int) -> None:
     ticker = Ticker(place, at)
-    run = Run(kit.PROMPT, [3, 1, 0, 2], wrong={8, 13}, ticker=ticker)
-    caches = kit.stock_caches(NAME)
-    text = list(kit.PROMPT)
+    run = Run(reference.PROMPT, [3, 1, 0, 2], wrong={8, 13}, ticker=ticker)
+    caches = reference.stock_caches(NAME)
+    text = list(reference.PROMPT)
     with pytest.raises(Broken):
-        for token in run.decoder.generate(kit.PROMPT, 20, caches):
+        for token in run.decoder.generate(reference.PROMPT, 20, caches):
             text.append(token.id)
     assert text == run.text[: len(text)]
-    text += kit.SECOND
-    text += kit.ids_of(run.decoder.generate(kit.SECOND, 6, caches))
+    text += reference.SECOND
+    text += reference.ids_of(run.decoder.generate(reference.SECOND, 6, caches))
     check_rows(run.rows(), text)
 
 
 def test_the_head_may_be_any_that_keeps_the_protocol() -> None:
-    tiny, head = with_knowing_head("gpt_oss", [*kit.PROMPT, *kit.truth("gpt_oss", kit.PROMPT, 20)])
+    tiny, head = with_knowing_head(
+        "gpt_oss", [*reference.PROMPT, *reference.truth("gpt_oss", reference.PROMPT, 20)]
+    )
     decoder = Decoder(tiny.model, Fixed(MTPChain(), 4))
-    tokens = list(decoder.generate(kit.PROMPT, 20))
-    kit.check_tokens("gpt_oss", kit.PROMPT, tokens)
+    tokens = list(decoder.generate(reference.PROMPT, 20))
+    reference.check_tokens("gpt_oss", reference.PROMPT, tokens)
     assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens
     assert isinstance(head, KnowingHead)

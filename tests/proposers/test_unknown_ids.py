@@ -18,7 +18,7 @@ from speculate.protocols import Commit, DraftToken, Forward
 from speculate.sampling.options import MODES, Mode
 from speculate.verify import model_drafter
 from tests.sampling.test_callables import START, TARGET, p_of_steps
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.exact_distributions import distribution
 from tests.support.recording import PassingModel, WatchedProposer
 from tests.support.table_models import TableModel, table, to_mx
@@ -69,14 +69,14 @@ PROMPTS: Final = {
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=list(PROMPTS))
 def test_a_draft_with_fewer_ids_drafts_between_those_that_it_lacks(prompt: list[int]) -> None:
     sampling = Sampling(temperature=1.0, seed=3)
-    plain = kit.ids_of(Decoder(target(), Off(), sampling).generate(prompt, 60))
+    plain = reference.ids_of(Decoder(target(), Off(), sampling).generate(prompt, 60))
     assert any(id_ >= FEW for id_ in plain)
     assert any(id_ < FEW for id_ in plain)
     model = small()
     caches = model.make_cache()
     watched = WatchedProposer(DraftModel(model, cache=caches))
     decoder = Decoder(target(), Fixed(watched, 3), sampling)
-    assert kit.ids_of(decoder.generate(prompt, 60)) == plain
+    assert reference.ids_of(decoder.generate(prompt, 60)) == plain
     # It drafts nothing only if it lacks the last token, and is right elsewhere.
     assert {bool(ids) for _, last_token, ids in watched.drafts if last_token < FEW} == {True}
     assert {bool(ids) for _, last_token, ids in watched.drafts if last_token >= FEW} == {False}
@@ -100,17 +100,17 @@ def test_a_draft_of_fewer_or_more_ids_leaves_the_distribution(mode: Mode, column
     sampling = Sampling(temperature=0.9, top_k=3, seed=1, mode=mode)
     draft = DraftModel(Named(TableModel(to_mx(table(3, columns)))))
     decoder = Decoder(Named(TableModel(to_mx(TARGET))), Fixed(draft, 2), sampling)
-    text = kit.ids_of(decoder.generate([START], 500))
+    text = reference.ids_of(decoder.generate([START], 500))
     assert decoder.stats.accepted_tokens > 50
     assert p_of_steps(text, np.stack([distribution(row, sampling) for row in TARGET])) > 1e-6
 
 
 def test_a_draft_with_more_ids_drafts_those_of_the_target() -> None:
     sampling = Sampling(temperature=1.0, seed=3)
-    plain = kit.ids_of(Decoder(target(), Off(), sampling).generate([3, 70], 40))
+    plain = reference.ids_of(Decoder(target(), Off(), sampling).generate([3, 70], 40))
     watched = WatchedProposer(DraftModel(large()))
     decoder = Decoder(target(), Fixed(watched, 3), sampling)
-    assert kit.ids_of(decoder.generate([3, 70], 40)) == plain
+    assert reference.ids_of(decoder.generate([3, 70], 40)) == plain
     assert max(id_ for _, _, ids in watched.drafts for id_ in ids) < MANY
     assert decoder.stats.accepted_tokens > 20
 

@@ -13,13 +13,12 @@ from speculate.errors import (
     VocabularyMismatchError,
 )
 from speculate.testing import ScheduledStrategy
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 
 
 def model(size: int, vocabulary: dict[str, int] | None = None) -> SpeculativeModel:
     stock = tiny.dense(seed=size, vocab_size=size, num_hidden_layers=1)
-    return kit.adapted(stock, vocabulary=vocabulary).model
+    return reference.adapted(stock, vocabulary=vocabulary).model
 
 
 def words(count: int, shift: int = 0) -> dict[str, int]:
@@ -63,9 +62,9 @@ def test_where_one_tokenizer_is_unknown_sizes_decide() -> None:
 
 def unrewindable() -> SpeculativeModel:
     """A model with caches that cannot be rewound."""
-    stock = kit.BUILDERS["small_dense"]()
+    stock = reference.BUILDERS["small_dense"]()
     stock.make_cache = lambda: [ConcatenateKVCache()]
-    return kit.adapted(stock).model
+    return reference.adapted(stock).model
 
 
 def test_a_draft_that_cannot_be_rewound_is_refused_when_it_is_named() -> None:
@@ -74,20 +73,20 @@ def test_a_draft_that_cannot_be_rewound_is_refused_when_it_is_named() -> None:
 
 
 def test_a_target_that_cannot_be_rewound_is_refused_before_the_first_token() -> None:
-    decoder = Decoder(unrewindable(), Fixed(DraftModel(kit.get("dense").model), 2))
+    decoder = Decoder(unrewindable(), Fixed(DraftModel(reference.get("dense").model), 2))
     with pytest.raises(CannotRewindError, match="layer 0"):
         decoder.generate([1, 2], 4)
 
 
 def test_a_chain_without_a_head_is_refused_when_the_decoder_is_made() -> None:
     with pytest.raises(HeadNotFoundError, match="load_mtp_head"):
-        Decoder(kit.get("qwen3_5").model, Fixed(MTPChain(), 1))
+        Decoder(reference.get("qwen3_5").model, Fixed(MTPChain(), 1))
     with pytest.raises(SpeculateError, match="Decoder"):
         MTPChain().begin(0)
 
 
 def test_two_proposers_of_one_name_are_refused() -> None:
-    draft = kit.get("small_dense").model
+    draft = reference.get("small_dense").model
     pair = ScheduledStrategy([(DraftModel(draft), 1), (DraftModel(draft), 2)])
     with pytest.raises(OptionError, match="draft"):
-        Decoder(kit.get("dense").model, pair)
+        Decoder(reference.get("dense").model, pair)

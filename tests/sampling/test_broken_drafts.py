@@ -17,8 +17,7 @@ from speculate.protocols import Draft, DraftSampler, DraftToken, Verification
 from speculate.sampling.acceptance import AcceptanceRule
 from speculate.sampling.options import MODES, Mode
 from tests.sampling.test_callables import START, TARGET, VOCAB, p_of_steps
-from tests.support import biased_rules
-from tests.support import reference as kit
+from tests.support import biased_rules, reference
 from tests.support.batched_sampling import RuleMaker, Setting, decode, rule_of
 from tests.support.exact_distributions import CHANCE, Floats, distribution, joint, p_value
 from tests.support.table_models import Drafting, TableModel, table, to_mx
@@ -206,7 +205,9 @@ def text_of(
     """One long text; greedy without a mode."""
     sampling = Sampling() if mode is None else Sampling(temperature=0.9, seed=5, mode=mode)
     model = TableModel(to_mx(TARGET))
-    return kit.ids_of(Decoder(model, Fixed(Drafting(draft), 2), sampling).generate([START], count))
+    return reference.ids_of(
+        Decoder(model, Fixed(Drafting(draft), 2), sampling).generate([START], count)
+    )
 
 
 @pytest.mark.parametrize("name", DRAFTS)
@@ -223,13 +224,13 @@ def test_drafts_of_any_ids_and_widths_leave_the_target_s_distribution(
 def test_drafts_of_any_ids_and_widths_leave_the_same_text(mode: Mode | None, name: str) -> None:
     sampling = Sampling() if mode is None else Sampling(temperature=0.9, seed=5, mode=mode)
     plain = Decoder(TableModel(to_mx(TARGET)), Off(), sampling).generate([START], 60)
-    assert text_of(mode, DRAFTS[name](), 60) == kit.ids_of(plain)
+    assert text_of(mode, DRAFTS[name](), 60) == reference.ids_of(plain)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_that_is_filtered_is_emitted_after_a_broken_draft(mode: Mode) -> None:
     sampling = Sampling(temperature=0.9, top_k=2, seed=1, mode=mode)
     decoder = Decoder(TableModel(to_mx(TARGET)), Fixed(Drafting(unlucky), 3), sampling)
-    text = [START, *kit.ids_of(decoder.generate([START], 200))]
+    text = [START, *reference.ids_of(decoder.generate([START], 200))]
     best = np.argsort(-TARGET, axis=-1)[:, :2]
     assert all(token in best[last_token] for last_token, token in itertools.pairwise(text))

@@ -13,7 +13,7 @@ from speculate import SpeculativeModel
 from speculate.protocols import Proposer, Strategy
 from speculate.sampling.options import Mode
 from speculate.testing import ScheduledStrategy
-from tests.support import reference as kit
+from tests.support import reference
 
 PROMPT: Final = "def read_lines(path):\n"
 COUNT: Final = 32
@@ -35,7 +35,7 @@ def bundled() -> tuple[SpeculativeModel, SpeculativeModel, list[int]]:
 
 def text(strategy: Strategy, sampling: sp.Sampling) -> list[int]:
     model, _, prompt = bundled()
-    return kit.ids_of(sp.Decoder(model, strategy, sampling).generate(prompt, COUNT))
+    return reference.ids_of(sp.Decoder(model, strategy, sampling).generate(prompt, COUNT))
 
 
 def everyone(rounds: int) -> ScheduledStrategy:

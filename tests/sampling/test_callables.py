@@ -16,7 +16,7 @@ from speculate.sampling.acceptance import CallablePicker, SamplerCallable
 from speculate.sampling.options import Mode
 from speculate.sampling.processors import Processor
 from speculate.testing.samplers import chi_square
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.drafters import COUNT, PROMPT, Case, headed, strategy_for
 from tests.support.exact_distributions import CHANCE, Floats, distribution
 from tests.support.table_models import (
@@ -43,7 +43,7 @@ def chain(
 ) -> list[int]:
     """One long text."""
     decoder = Decoder(TableModel(to_mx(TARGET)), strategy, sampling, processors)
-    return kit.ids_of(decoder.generate([START], count))
+    return reference.ids_of(decoder.generate([START], count))
 
 
 def p_of_steps(text: list[int], p: Floats) -> float:
@@ -93,9 +93,9 @@ def test_a_sampler_sees_log_probabilities_one_row_at_a_time_and_in_order() -> No
         return mx.argmax(logprobs, axis=-1)
 
     case = Case("qwen3_5", 0.0, "plain")
-    text = [*PROMPT, *kit.truth("qwen3_5", PROMPT, COUNT)]
+    text = [*PROMPT, *reference.truth("qwen3_5", PROMPT, COUNT)]
     decoder = Decoder(case.model, strategy_for("right 4", case, text), sampler)
-    assert kit.ids_of(decoder.generate(PROMPT, COUNT)) == text[len(PROMPT) :]
+    assert reference.ids_of(decoder.generate(PROMPT, COUNT)) == text[len(PROMPT) :]
     assert handed == text[len(PROMPT) :]
     assert decoder.stats.seed is None
 
@@ -103,9 +103,9 @@ def test_a_sampler_sees_log_probabilities_one_row_at_a_time_and_in_order() -> No
 @pytest.mark.parametrize("who", ["mtp 3", "cousin 4", "right 4", "wrong by turns 4", "switching"])
 def test_a_greedy_sampler_gives_the_greedy_text(who: str) -> None:
     case = Case("qwen3_5", 0.0, "plain")
-    text = [*PROMPT, *kit.truth("qwen3_5", PROMPT, COUNT)]
+    text = [*PROMPT, *reference.truth("qwen3_5", PROMPT, COUNT)]
     decoder = Decoder(headed(case, text), strategy_for(who, case, text), make_sampler(temp=0.0))
-    assert kit.ids_of(decoder.generate(PROMPT, COUNT)) == text[len(PROMPT) :]
+    assert reference.ids_of(decoder.generate(PROMPT, COUNT)) == text[len(PROMPT) :]
 
 
 def flattened(tokens: mx.array, logits: mx.array) -> mx.array:

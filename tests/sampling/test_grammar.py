@@ -13,8 +13,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from speculate import Decoder, Sampling, Token
 from speculate.sampling.options import MODES, Mode
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.drafters import PROMPT, Case, headed, strategy_for
 from tests.support.table_models import floats, integer
 
@@ -98,7 +97,7 @@ def decoded(
 
 @cache
 def plain(family: str, sampling: Sampling) -> tuple[int, ...]:
-    return tuple(kit.ids_of(decoded(family, "nobody", sampling)[0]))
+    return tuple(reference.ids_of(decoded(family, "nobody", sampling)[0]))
 
 
 def check_json(tokens: list[int]) -> None:
@@ -116,8 +115,8 @@ def test_json_comes_out_and_is_plain_decoding_s(temperature: float, who: str) ->
     sampling = Sampling(temperature=temperature, seed=3)
     text = plain("qwen3_5", sampling)
     tokens, decoder = decoded("qwen3_5", who, sampling, text)
-    check_json(kit.ids_of(tokens))
-    assert tuple(kit.ids_of(tokens)) == text
+    check_json(reference.ids_of(tokens))
+    assert tuple(reference.ids_of(tokens)) == text
     assert decoder.stats.draft_tokens > 0
     if who == "right 5":
         assert decoder.stats.accepted_tokens == decoder.stats.draft_tokens
@@ -127,11 +126,11 @@ def test_json_comes_out_and_is_plain_decoding_s(temperature: float, who: str) ->
 @pytest.mark.parametrize("mode", MODES)
 def test_json_comes_out_in_every_mode(mode: Mode, who: str) -> None:
     sampling = Sampling(temperature=1.2, seed=7, mode=mode)
-    check_json(kit.ids_of(decoded("qwen3_5", who, sampling)[0]))
+    check_json(reference.ids_of(decoded("qwen3_5", who, sampling)[0]))
 
 
 def test_without_the_grammar_it_is_not_json() -> None:
-    text = kit.truth("qwen3_5", PROMPT, 24)
+    text = reference.truth("qwen3_5", PROMPT, 24)
     with pytest.raises(ValueError):
         json.loads(b"".join(vocabulary().tokens[token] for token in text))
 

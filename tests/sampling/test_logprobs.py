@@ -13,8 +13,7 @@ from speculate import Decoder, DraftModel, Fixed, Off, Sampling, Token
 from speculate.sampling.options import MODES, Mode
 from speculate.sampling.processors import Processor
 from tests.sampling.test_processors import by_mlx_lm, of_mlx_lm
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.drafters import COUNT, PROMPT, Case, headed, strategy_for, text_of
 from tests.support.table_models import TableModel, floats, number, table, to_mx
 
@@ -29,8 +28,8 @@ def decoded(case: Case, who: str, sampling: Sampling, extra: list[Processor]) ->
 
 def check_scores(family: str, tokens: list[Token]) -> None:
     """Every token was scored as a cold prefill of the text before it scores it, bit for bit."""
-    text = (*PROMPT, *kit.ids_of(tokens))
-    wanted = kit.logprobs(kit.cold(family, text)[0])[len(PROMPT) - 1 : -1]
+    text = (*PROMPT, *reference.ids_of(tokens))
+    wanted = reference.logprobs(reference.cold(family, text)[0])[len(PROMPT) - 1 : -1]
     found = mx.stack([token.logprobs for token in tokens])
     assert mx.abs(found - wanted).max(axis=-1).tolist() == [0.0] * len(tokens)
 
@@ -42,7 +41,7 @@ def apart(found: mx.array, wanted: mx.array) -> float:
 @pytest.mark.parametrize("name", ["everything", "budget"])
 @pytest.mark.parametrize("who", DRAFTERS)
 def test_scores_are_mlx_lm_s_after_processors(who: str, name: str) -> None:
-    stock = kit.get("qwen3_5").module
+    stock = reference.get("qwen3_5").module
     steps = generate_step(
         mx.array(PROMPT), stock, max_tokens=COUNT, logits_processors=of_mlx_lm(name)
     )
@@ -112,7 +111,7 @@ def test_an_accepted_draft_says_who_drafted_it_and_no_other_token_does() -> None
     strategy = strategy_for("wrong by turns 3", Case("qwen3_5", 0.0, "plain"), [*PROMPT, *text])
     lengths: list[tuple[int, int]] = []
     decoder = Decoder(
-        kit.get("qwen3_5").model,
+        reference.get("qwen3_5").model,
         strategy,
         observer=lambda round: lengths.append((round.accepted, round.emitted)),
     )
@@ -141,6 +140,6 @@ def test_flags_agree_with_the_counters(mode: Mode) -> None:
 
 
 def test_without_drafts_no_proposer_is_named() -> None:
-    for token in Decoder(kit.get("dense").model, Off()).generate(PROMPT, 5):
+    for token in Decoder(reference.get("dense").model, Off()).generate(PROMPT, 5):
         assert not token.from_draft
         assert token.proposer is None

@@ -16,8 +16,7 @@ from mlx_lm.sample_utils import make_logits_processors
 from speculate import Decoder, Off, Sampling
 from speculate.sampling.options import MODES, Mode
 from speculate.sampling.processors import Processor
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.drafters import COUNT, PROMPT, Case, headed, strategy_for
 
 BUDGET: Final = 6
@@ -73,7 +72,7 @@ def by_mlx_lm(family: str, name: str) -> list[int]:
     """The text of mlx-lm's own loop with the same processors."""
     steps = generate_step(
         mx.array(PROMPT),
-        kit.get(family).module,
+        reference.get(family).module,
         max_tokens=COUNT,
         logits_processors=of_mlx_lm(name),
     )
@@ -91,17 +90,17 @@ def decoded(
     whole = [*PROMPT, *text]
     strategy = strategy_for(who, case, whole)
     decoder = Decoder(headed(case, whole), strategy, sampling, processors)
-    return kit.ids_of(decoder.generate(PROMPT, COUNT))
+    return reference.ids_of(decoder.generate(PROMPT, COUNT))
 
 
 ALL: Final = [
     case
-    for case in product(kit.PROMISED, (*PENALTIES, *FUNCTIONS), DRAFTERS, ("given", "own"))
+    for case in product(reference.PROMISED, (*PENALTIES, *FUNCTIONS), DRAFTERS, ("given", "own"))
     if case[3] == "given" or case[1] in PENALTIES
 ]
 
 
-@pytest.mark.parametrize("case", kit.sampled(ALL, 20, seed=2))
+@pytest.mark.parametrize("case", reference.sampled(ALL, 20, seed=2))
 def test_the_text_is_mlx_lm_s_with_any_proposer(case: tuple[str, str, str, str]) -> None:
     family, name, who, how = case
     text = by_mlx_lm(family, name)
@@ -113,7 +112,7 @@ def test_the_text_is_mlx_lm_s_with_any_proposer(case: tuple[str, str, str, str])
 
 @pytest.mark.parametrize("name", [*PENALTIES, *FUNCTIONS])
 def test_the_processors_do_something_here(name: str) -> None:
-    assert by_mlx_lm("qwen3_5", name) != kit.truth("qwen3_5", PROMPT, COUNT)
+    assert by_mlx_lm("qwen3_5", name) != reference.truth("qwen3_5", PROMPT, COUNT)
 
 
 @pytest.mark.parametrize("who", DRAFTERS)
@@ -121,12 +120,12 @@ def test_the_thinking_ends_where_plain_decoding_ends_it(who: str) -> None:
     text = by_mlx_lm("qwen3_5", "budget")
     found = decoded("qwen3_5", who, text, Sampling(), [budget])
     assert found[BUDGET] == 2
-    assert found[:BUDGET] == kit.truth("qwen3_5", PROMPT, BUDGET)
+    assert found[:BUDGET] == reference.truth("qwen3_5", PROMPT, BUDGET)
 
 
 @pytest.mark.parametrize("who", DRAFTERS)
 def test_a_banned_token_is_never_emitted(who: str) -> None:
-    plain = kit.truth("qwen3_5", PROMPT, COUNT)
+    plain = reference.truth("qwen3_5", PROMPT, COUNT)
     banned = {token: float("-inf") for token in set(plain)}
     found = decoded("qwen3_5", who, plain, Sampling(logit_bias=banned))
     assert not banned.keys() & set(found)
@@ -146,7 +145,7 @@ def test_every_history_is_the_prompt_and_the_emitted_tokens(
         assert logits.shape == (1, tiny.VOCAB)
         return logits
 
-    text = kit.truth("qwen3_5", PROMPT, COUNT)
+    text = reference.truth("qwen3_5", PROMPT, COUNT)
     found = decoded("qwen3_5", who, text, Sampling(), [watch, *extra])
     assert seen == [[*PROMPT, *found[:place]] for place in range(COUNT)]
 
@@ -195,22 +194,22 @@ def test_earlier_turns_are_seen_where_they_are_given_and_only_there() -> None:
 
     case = Case("qwen3_5", 0.0, "plain")
     decoder = Decoder(case.model, strategy_for("cousin 3", case, []), None, [watch])
-    caches = kit.stock_caches("qwen3_5")
-    first = kit.ids_of(decoder.generate(PROMPT, 5, caches))
+    caches = reference.stock_caches("qwen3_5")
+    first = reference.ids_of(decoder.generate(PROMPT, 5, caches))
     seen.clear()
-    second = kit.ids_of(decoder.generate(kit.SECOND, 5, caches))
-    assert seen == [[*kit.SECOND, *second[:place]] for place in range(5)]
+    second = reference.ids_of(decoder.generate(reference.SECOND, 5, caches))
+    assert seen == [[*reference.SECOND, *second[:place]] for place in range(5)]
     seen.clear()
-    before = [*PROMPT, *first, *kit.SECOND, *second]
-    third = kit.ids_of(decoder.generate(kit.THIRD, 5, caches, history=before))
-    assert seen == [[*before, *kit.THIRD, *third[:place]] for place in range(5)]
+    before = [*PROMPT, *first, *reference.SECOND, *second]
+    third = reference.ids_of(decoder.generate(reference.THIRD, 5, caches, history=before))
+    assert seen == [[*before, *reference.THIRD, *third[:place]] for place in range(5)]
 
 
 def test_a_penalty_reaches_back_into_earlier_turns_that_are_given() -> None:
     sampling = Sampling(repetition_penalty=50.0, repetition_context_size=100)
     history = list(range(10, tiny.VOCAB))
-    decoder = Decoder(kit.get("dense").model, Off(), sampling)
-    found = kit.ids_of(decoder.generate([1, 2], 3, history=history))
-    without = kit.ids_of(decoder.generate([1, 2], 3))
+    decoder = Decoder(reference.get("dense").model, Off(), sampling)
+    found = reference.ids_of(decoder.generate([1, 2], 3, history=history))
+    without = reference.ids_of(decoder.generate([1, 2], 3))
     assert found != without
     assert found[0] < 10

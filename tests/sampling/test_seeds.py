@@ -15,8 +15,7 @@ from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, Sampling, Token
 from speculate.protocols import Proposer
 from speculate.sampling.options import MODES, Mode
 from speculate.testing import ScheduledStrategy
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.drafters import (
     COUNT,
     NAMES,
@@ -31,30 +30,30 @@ from tests.support.drafters import (
 from tests.support.table_models import TableHead, TableModel, table, to_mx
 
 EVERYONE: Final = random.Random(0).sample(
-    list(product((*kit.PROMISED, *tiny.MORE), TEMPERATURES, OPTIONS, NAMES)), 800
+    list(product((*reference.PROMISED, *tiny.MORE), TEMPERATURES, OPTIONS, NAMES)), 800
 )
 
 
 def decoded(case: Case, who: str, count: int = COUNT) -> list[int]:
     text = [*PROMPT, *text_of(case)]
     decoder = Decoder(headed(case, text), strategy_for(who, case, text), case.sampling)
-    return kit.ids_of(decoder.generate(PROMPT, count))
+    return reference.ids_of(decoder.generate(PROMPT, count))
 
 
-@pytest.mark.parametrize("case", kit.sampled(EVERYONE, 32, seed=1))
+@pytest.mark.parametrize("case", reference.sampled(EVERYONE, 32, seed=1))
 def test_the_text_is_the_seed_s_with_any_proposer(case: tuple[str, float, str, str]) -> None:
     family, temperature, name, who = case
     one = Case(family, temperature, name, seed=len(who) + int(10 * temperature))
     assert decoded(one, who) == text_of(one)
 
 
-@pytest.mark.parametrize("family", kit.PROMISED)
+@pytest.mark.parametrize("family", reference.PROMISED)
 def test_another_proposer_in_every_round_changes_nothing(family: str) -> None:
     case = Case(family, 1.0, "all")
     assert decoded(case, "switching") == text_of(case)
 
 
-@pytest.mark.parametrize("family", kit.PROMISED)
+@pytest.mark.parametrize("family", reference.PROMISED)
 def test_different_seeds_give_different_texts(family: str) -> None:
     assert text_of(Case(family, 1.0, "plain", seed=1)) != text_of(
         Case(family, 1.0, "plain", seed=2)
@@ -67,33 +66,35 @@ def test_a_shorter_budget_gives_the_beginning_of_the_same_text() -> None:
         assert decoded(case, "twin 4", count) == text_of(case)[:count]
 
 
-@pytest.mark.parametrize("family", kit.PROMISED)
+@pytest.mark.parametrize("family", reference.PROMISED)
 def test_a_second_turn_over_the_same_cache_is_the_seed_s_too(family: str) -> None:
     case = Case(family, 1.0, "top_p")
     turns: list[list[int]] = []
     for who in ("nobody", "cousin 3", "twin 4"):
         text = [*PROMPT, *text_of(case)]
         decoder = Decoder(case.model, strategy_for(who, case, text), case.sampling)
-        caches = kit.stock_caches(family)
-        first = kit.ids_of(decoder.generate(PROMPT, 9, caches))
-        second = kit.ids_of(decoder.generate(kit.SECOND, 9, caches))
+        caches = reference.stock_caches(family)
+        first = reference.ids_of(decoder.generate(PROMPT, 9, caches))
+        second = reference.ids_of(decoder.generate(reference.SECOND, 9, caches))
         turns.append([*first, *second])
     assert turns[0] == turns[1] == turns[2]
     # And the noise goes on: it is keyed by the position in the whole text.
-    whole = [*PROMPT, *turns[0][:9], *kit.SECOND]
+    whole = [*PROMPT, *turns[0][:9], *reference.SECOND]
     fresh = Decoder(case.model, Off(), case.sampling).generate(whole, 9)
-    assert kit.ids_of(fresh) == turns[0][9:]
+    assert reference.ids_of(fresh) == turns[0][9:]
 
 
 def test_a_second_turn_by_a_fresh_decoder_goes_on_at_the_right_position() -> None:
     case = Case("dense", 1.0, "plain")
-    caches = kit.stock_caches("dense")
-    first = kit.ids_of(Decoder(case.model, Off(), case.sampling).generate(PROMPT, 5, caches))
+    caches = reference.stock_caches("dense")
+    first = reference.ids_of(Decoder(case.model, Off(), case.sampling).generate(PROMPT, 5, caches))
     text = [*PROMPT, *text_of(case)]
     again = Decoder(case.model, strategy_for("cousin 3", case, text), case.sampling)
-    second = kit.ids_of(again.generate(kit.SECOND, 9, caches))
-    whole = Decoder(case.model, Off(), case.sampling).generate([*PROMPT, *first, *kit.SECOND], 9)
-    assert second == kit.ids_of(whole)
+    second = reference.ids_of(again.generate(reference.SECOND, 9, caches))
+    whole = Decoder(case.model, Off(), case.sampling).generate(
+        [*PROMPT, *first, *reference.SECOND], 9
+    )
+    assert second == reference.ids_of(whole)
 
 
 @pytest.mark.parametrize("who", ["nobody", "cousin 4", "right 5"])
@@ -126,7 +127,7 @@ def test_settling_in_the_middle_of_a_block_draws_nothing_again(mode: Mode) -> No
         found = [next(running).id for _ in range(place + 1)]
         decoder.settle()
         # After an accepted draft there is one more token in its block at least.
-        assert [*found, next(running).id] == kit.ids_of(straight)[: place + 2]
+        assert [*found, next(running).id] == reference.ids_of(straight)[: place + 2]
         running.close()
 
 
@@ -137,7 +138,7 @@ def test_a_run_without_a_seed_reports_one_that_repeats_it(mode: Mode) -> None:
     def run(seed: int | None) -> tuple[list[int], int | None]:
         sampling = Sampling(temperature=1.0, mode=mode, seed=seed)
         decoder = Decoder(case.model, strategy_for("cousin 3", case, []), sampling)
-        return kit.ids_of(decoder.generate(PROMPT, COUNT)), decoder.stats.seed
+        return reference.ids_of(decoder.generate(PROMPT, COUNT)), decoder.stats.seed
 
     (first, seed), (other, another) = run(None), run(None)
     assert seed is not None
@@ -161,13 +162,13 @@ def test_one_decoder_draws_a_fresh_seed_for_each_text() -> None:
 def test_the_seed_that_was_asked_for_is_reported_and_zero_is_one(seed: int) -> None:
     case = Case("dense", 1.0, "plain")
     decoder = Decoder(case.model, Off(), Sampling(temperature=1.0, seed=seed))
-    texts = [kit.ids_of(decoder.generate(PROMPT, 6)) for _ in range(2)]
+    texts = [reference.ids_of(decoder.generate(PROMPT, 6)) for _ in range(2)]
     assert texts[0] == texts[1]
     assert decoder.stats.seed == seed
 
 
 def test_nothing_drawn_means_no_seed() -> None:
-    decoder = Decoder(kit.get("dense").model, Off(), Sampling(seed=3))
+    decoder = Decoder(reference.get("dense").model, Off(), Sampling(seed=3))
     list(decoder.generate(PROMPT, 2))
     assert decoder.stats.seed is None
 
@@ -181,7 +182,7 @@ def test_one_text_does_not_disturb_another(mode: Mode) -> None:
     def start() -> Decoder:
         return Decoder(case.model, strategy_for("cousin 2", case, []), sampling)
 
-    alone = kit.ids_of(start().generate(PROMPT, 10))
+    alone = reference.ids_of(start().generate(PROMPT, 10))
     found: list[list[int]] = [[], []]
     running = [start().generate(PROMPT, 10), start().generate(PROMPT, 10)]
     for pair in zip(*running, strict=True):
@@ -199,7 +200,7 @@ def test_a_text_closed_early_does_not_disturb_the_next() -> None:
     for _ in range(3):
         next(running)
     running.close()
-    assert kit.ids_of(decoder.generate(PROMPT, COUNT)) == text_of(case)
+    assert reference.ids_of(decoder.generate(PROMPT, COUNT)) == text_of(case)
 
 
 @pytest.mark.parametrize("padding", [-2, 2])
@@ -243,4 +244,4 @@ def test_ten_thousand_seeds_through_the_decoder(temperature: float) -> None:
         sampling = Sampling(temperature=temperature, seed=seed)
         plain = Decoder(TableModel(target), Off(), sampling).generate([1, 2], 12)
         mixed = Decoder(model, ScheduledStrategy(plans), sampling).generate([1, 2], 12)
-        assert kit.ids_of(mixed) == kit.ids_of(plain), seed
+        assert reference.ids_of(mixed) == reference.ids_of(plain), seed

@@ -12,8 +12,7 @@ from speculate import Decoder, Off, Sampling
 from speculate.errors import OptionError
 from speculate.sampling.options import MODES, Mode
 from speculate.sampling.processors import ForkableProcessor, Processor
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.drafters import COUNT, PROMPT, Case, headed, strategy_for
 from tests.support.table_models import integer
 
@@ -75,8 +74,8 @@ def decoder_for(
 @pytest.mark.parametrize("who", DRAFTERS)
 def test_a_counter_counts_the_emitted_tokens(who: str, count: int) -> None:
     counter = Counting()
-    text = tuple(kit.truth("qwen3_5", PROMPT, COUNT))
-    found = kit.ids_of(decoder_for(who, [counter], text).generate(PROMPT, count))
+    text = tuple(reference.truth("qwen3_5", PROMPT, COUNT))
+    found = reference.ids_of(decoder_for(who, [counter], text).generate(PROMPT, count))
     assert counter.calls == len(found) == count
     assert found[6:7] in ([], [2])
 
@@ -89,14 +88,14 @@ def test_a_plain_function_that_counts_does_so_too(who: str) -> None:
         calls.append(tokens.shape[0])
         return logits
 
-    text = tuple(kit.truth("qwen3_5", PROMPT, COUNT))
+    text = tuple(reference.truth("qwen3_5", PROMPT, COUNT))
     found = list(decoder_for(who, [count], text).generate(PROMPT, COUNT))
     assert calls == list(range(len(PROMPT), len(PROMPT) + len(found)))
 
 
 @pytest.mark.parametrize("who", DRAFTERS)
 def test_a_counter_stops_at_a_stop_token_inside_a_block(who: str) -> None:
-    text = tuple(kit.truth("qwen3_5", PROMPT, COUNT))
+    text = tuple(reference.truth("qwen3_5", PROMPT, COUNT))
     place = next(i for i in range(4, COUNT) if text[i] not in text[:i])
     calls: list[int] = []
 
@@ -105,16 +104,16 @@ def test_a_counter_stops_at_a_stop_token_inside_a_block(who: str) -> None:
         return logits
 
     found = decoder_for(who, [count], text).generate(PROMPT, COUNT, stop_tokens=[text[place]])
-    assert kit.ids_of(found) == list(text[: place + 1])
+    assert reference.ids_of(found) == list(text[: place + 1])
     assert len(calls) == place + 1
 
 
 @pytest.mark.parametrize("who", DRAFTERS)
 def test_each_text_starts_from_the_state_that_was_given(who: str) -> None:
     counter = Counting(calls=2)
-    text = tuple(kit.truth("qwen3_5", PROMPT, COUNT))
+    text = tuple(reference.truth("qwen3_5", PROMPT, COUNT))
     decoder = decoder_for(who, [counter], text)
-    texts = [kit.ids_of(decoder.generate(PROMPT, 9)) for _ in range(3)]
+    texts = [reference.ids_of(decoder.generate(PROMPT, 9)) for _ in range(3)]
     assert texts[0][4] == 2
     assert texts[0] == texts[1] == texts[2]
 
@@ -129,7 +128,7 @@ def test_an_automaton_is_never_asked_after_its_end(
     behind = (*SCRIPT, END, 1, 2, 3, 4)
     decoder = decoder_for(who, [Automaton()], behind, drawn)
     found = list(decoder.generate(PROMPT, COUNT, stop_tokens=[END]))
-    assert kit.ids_of(found) == [*SCRIPT, END]
+    assert reference.ids_of(found) == [*SCRIPT, END]
     assert found[-1].finish_reason == "stop"
 
 
@@ -137,14 +136,14 @@ def test_an_automaton_is_never_asked_after_its_end(
 def test_the_end_may_come_at_any_place_of_a_block(depth: int) -> None:
     decoder = decoder_for(f"right {depth}", [Automaton()], (*SCRIPT, END, 1, 2, 3, 4))
     found = decoder.generate(PROMPT, COUNT, stop_tokens=[END])
-    assert kit.ids_of(found) == [*SCRIPT, END]
+    assert reference.ids_of(found) == [*SCRIPT, END]
 
 
 def test_an_automaton_is_not_asked_after_the_budget() -> None:
     for who in DRAFTERS:
         decoder = decoder_for(who, [Automaton()], (*SCRIPT, END, 1, 2, 3, 4))
         found = decoder.generate(PROMPT, len(SCRIPT) + 1)
-        assert kit.ids_of(found) == [*SCRIPT, END]
+        assert reference.ids_of(found) == [*SCRIPT, END]
 
 
 def test_a_settled_run_goes_on_with_the_same_state() -> None:
@@ -173,7 +172,7 @@ def test_an_object_that_cannot_be_forked_is_refused_by_its_name() -> None:
     whole: list[Processor] = [Stateful(), Stateful().method, partial(lambda *_, kept: kept)]
     for processor, name in zip(whole, ("Stateful", "method", "partial"), strict=True):
         with pytest.raises(OptionError, match=name) as caught:
-            Decoder(kit.get("dense").model, Off(), None, [processor])
+            Decoder(reference.get("dense").model, Off(), None, [processor])
         assert "fork()" in str(caught.value)
 
 
@@ -201,14 +200,14 @@ def test_a_processor_that_raises_is_reported_and_leaves_the_cache_at_the_text() 
         return logits
 
     for who in DRAFTERS:
-        caches = kit.stock_caches("qwen3_5")
-        text = tuple(kit.truth("qwen3_5", PROMPT, COUNT))
+        caches = reference.stock_caches("qwen3_5")
+        text = tuple(reference.truth("qwen3_5", PROMPT, COUNT))
         found: list[int] = []
         with pytest.raises(Broken):
             for token in decoder_for(who, [refuse], text).generate(PROMPT, COUNT, caches):
                 found.append(token.id)
         assert found == list(text[: len(found)])
-        kit.check_holds("qwen3_5", caches, [*PROMPT, *found])
+        reference.check_holds("qwen3_5", caches, [*PROMPT, *found])
 
 
 def test_in_place_changes_of_the_logits_stay_in_their_row() -> None:
@@ -216,9 +215,9 @@ def test_in_place_changes_of_the_logits_stay_in_their_row() -> None:
         logits[:, tokens] -= 3.0
         return logits
 
-    text = kit.ids_of(decoder_for("nobody", [punish], ()).generate(PROMPT, 12))
+    text = reference.ids_of(decoder_for("nobody", [punish], ()).generate(PROMPT, 12))
     for who in DRAFTERS:
         found = decoder_for(who, [punish], tuple(text)).generate(PROMPT, 12)
-        assert kit.ids_of(found) == text
+        assert reference.ids_of(found) == text
     assert len(text) == 12
     assert max(text) < tiny.VOCAB

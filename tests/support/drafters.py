@@ -14,8 +14,7 @@ from mlx.utils import tree_map
 from speculate import Decoder, DraftModel, Fixed, MTPChain, Off, Sampling, SpeculativeModel
 from speculate.protocols import Proposer, Strategy
 from speculate.testing import ScheduledStrategy, ScriptedProposer
-from tests.support import mtp_heads, tiny
-from tests.support import reference as kit
+from tests.support import mtp_heads, reference, tiny
 
 OPTIONS: Final[dict[str, Sampling]] = {
     "plain": Sampling(),
@@ -36,7 +35,7 @@ OPTIONS: Final[dict[str, Sampling]] = {
     ),
 }
 TEMPERATURES: Final = (0.3, 0.7, 1.0, 1.5)
-PROMPT: Final = kit.PROMPT
+PROMPT: Final = reference.PROMPT
 COUNT: Final = 20
 DEPTHS: Final = (1, 2, 3, 4, 5)
 WITH_HEAD: Final = {"qwen3_5", "qwen3_5_folded", "qwen3_next", "qwen3_5_wrapped", "qwen3_5_moe"}
@@ -72,19 +71,19 @@ class Case:
 
     @property
     def model(self) -> SpeculativeModel:
-        return kit.get(self.family).model
+        return reference.get(self.family).model
 
 
 @cache
 def text_of(case: Case, count: int = COUNT) -> list[int]:
     """What plain decoding says."""
-    return kit.ids_of(Decoder(case.model, Off(), case.sampling).generate(PROMPT, count))
+    return reference.ids_of(Decoder(case.model, Off(), case.sampling).generate(PROMPT, count))
 
 
 @cache
 def cousin(family: str) -> SpeculativeModel:
     """Nearly the same model: a draft that is often right, and has caches of the same kind."""
-    module = kit.BUILDERS[family]()
+    module = reference.BUILDERS[family]()
     mx.random.seed(7)
 
     def shaken(weight: mx.array) -> mx.array:
@@ -92,7 +91,7 @@ def cousin(family: str) -> SpeculativeModel:
 
     module.update(cast("dict[str, object]", tree_map(shaken, module.parameters())))
     mx.eval(module.parameters())
-    return kit.adapted(module, recurrence=tiny.recurrence(family)).model
+    return reference.adapted(module, recurrence=tiny.recurrence(family)).model
 
 
 def headed(case: Case, text: Sequence[int]) -> SpeculativeModel:
@@ -129,7 +128,7 @@ def proposer(kind: str, case: Case, text: Sequence[int]) -> Proposer:
     drafts: dict[str, Callable[[], SpeculativeModel]] = {
         "cousin": lambda: cousin(case.family),
         "twin": lambda: case.model,
-        "stranger": lambda: kit.get("small_dense").model,
+        "stranger": lambda: reference.get("small_dense").model,
     }
     return DraftModel(drafts[kind](), name=kind) if kind in drafts else MTPChain()
 

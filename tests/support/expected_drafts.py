@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from speculate._mx import to_ints
 from speculate.sampling.acceptance import most_likely
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.recording import WatchedProposer
 
 
@@ -19,11 +19,13 @@ def check_draft_model(draft: str, text: Sequence[int], watched: WatchedProposer)
         assert [*text[:length], last_token] == list(text[: length + 1])
         # Right where each token is what the text and the draft before it call for.
         seen = [*text[: length + 1], *ids[:-1]]
-        logits = kit.cold(draft, tuple(seen))[0][length:]
+        logits = reference.cold(draft, tuple(seen))[0][length:]
         assert ids == to_ints(most_likely(logits))
 
 
-def ideal_of_head(name: kit.Tiny, text: Sequence[int], last_token: int, depth: int) -> list[int]:
+def ideal_of_head(
+    name: reference.Tiny, text: Sequence[int], last_token: int, depth: int
+) -> list[int]:
     """What a head chains after a sequence that it is fed at once."""
     model = name.model
     assert model.head is not None
@@ -38,7 +40,7 @@ def ideal_of_head(name: kit.Tiny, text: Sequence[int], last_token: int, depth: i
     return ids
 
 
-def check_head(tiny: kit.Tiny, text: Sequence[int], watched: WatchedProposer) -> None:
+def check_head(tiny: reference.Tiny, text: Sequence[int], watched: WatchedProposer) -> None:
     """Every draft is what the head chains to after it took in the whole text at once."""
     assert watched.drafts
     for length, last_token, ids in watched.drafts:

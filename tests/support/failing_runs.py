@@ -13,7 +13,7 @@ from speculate import Decoder, DraftModel, MTPChain, SpeculativeModel
 from speculate.protocols import Proposer, Rollbackable, Round
 from speculate.sampling import acceptance
 from speculate.testing import ScheduledStrategy
-from tests.support import reference as kit
+from tests.support import reference
 from tests.support.mtp_heads import with_knowing_head
 from tests.support.recording import (
     GuidedModel,
@@ -60,15 +60,15 @@ class Failing:
 
 def build(name: str, kind: Kind, draft: str, ticker: Ticker, patch: pytest.MonkeyPatch) -> Failing:
     """A target with a draft model of its own cache, or with a head; all are watched."""
-    text = [*kit.PROMPT, *kit.truth(name, kit.PROMPT, COUNT)]
+    text = [*reference.PROMPT, *reference.truth(name, reference.PROMPT, COUNT)]
     draft_cache: list[Rollbackable] = []
     model: SpeculativeModel
     inner: Proposer
     if kind == "draft":
-        small = WatchedModel(kit.get(draft).model, ticker, "draft")
+        small = WatchedModel(reference.get(draft).model, ticker, "draft")
         draft_cache = small.make_cache()
         inner = DraftModel(GuidedModel(small, text, WRONG), cache=draft_cache)
-        model = kit.get(name).model
+        model = reference.get(name).model
     else:
         model = with_knowing_head(name, text, WRONG, ticker)[0].model
         inner = MTPChain()
@@ -106,8 +106,8 @@ def calls(name: str, kind: Kind, draft: str, patch: pytest.MonkeyPatch) -> Count
         return known
     ticker = Ticker()
     failing = build(name, kind, draft, ticker, patch)
-    tokens = list(failing.decoder.generate(kit.PROMPT, COUNT, kit.stock_caches(name)))
-    kit.check_tokens(name, kit.PROMPT, tokens)
+    tokens = list(failing.decoder.generate(reference.PROMPT, COUNT, reference.stock_caches(name)))
+    reference.check_tokens(name, reference.PROMPT, tokens)
     assert 0 < failing.decoder.stats.accepted_tokens < failing.decoder.stats.draft_tokens
     _CALLS[name, kind, draft] = ticker.calls
     return ticker.calls

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from speculate.errors import CacheOnLoanError
-from tests.support import reference as kit
+from tests.support import reference
 
 Step = tuple[int, mx.array, bool]
 
@@ -31,14 +31,14 @@ def ids(steps: Iterable[Step]) -> list[int]:
 
 def both_caches(target: str, draft: str) -> list[object]:
     """A fresh list for two models, as mlx-lm's command line makes it."""
-    return [*kit.stock_caches(target), *kit.stock_caches(draft)]
+    return [*reference.stock_caches(target), *reference.stock_caches(draft)]
 
 
 def check_both(target: str, draft: str, caches: list[object], text: Sequence[int]) -> None:
     """Either half holds a text as a cold prefill of its model does."""
-    count = len(kit.stock_caches(target))
-    kit.check_holds(target, caches[:count], text)
-    kit.check_holds(draft, caches[count:], text)
+    count = len(reference.stock_caches(target))
+    reference.check_holds(target, caches[:count], text)
+    reference.check_holds(draft, caches[count:], text)
 
 
 def check_on_loan(caches: list[object]) -> None:

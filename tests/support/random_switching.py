@@ -22,8 +22,7 @@ from speculate.protocols import (
     Strategy,
     SupportsFailover,
 )
-from tests.support import reference as kit
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.mtp_heads import KnowingHead, with_head
 from tests.support.recording import Broken, GuidedModel, WatchedProposer
 
@@ -41,9 +40,9 @@ RAISING: Final = ("commit", "propose", "settle")
 @cache
 def plain(name: str, temperature: float) -> tuple[int, ...]:
     """A text as plain decoding gives it. From any place in it, plain decoding goes on with it."""
-    decoder = Decoder(kit.get(name).model, Off(), options(temperature))
-    prompt = kit.text_of(START, len(name))
-    return (*prompt, *kit.ids_of(decoder.generate(prompt, LENGTH - len(prompt))))
+    decoder = Decoder(reference.get(name).model, Off(), options(temperature))
+    prompt = reference.text_of(START, len(name))
+    return (*prompt, *reference.ids_of(decoder.generate(prompt, LENGTH - len(prompt))))
 
 
 def options(temperature: float) -> Sampling:
@@ -179,8 +178,8 @@ class Sessions:
 
     def _decoder(self, strategy: Strategy) -> Decoder:
         head = Loud(KnowingHead(self._text, self._wrong()))
-        module, recurrence = kit.get(self._name).module, tiny.recurrence(self._name)
-        model = kit.adapted(module, head, recurrence=recurrence).model
+        module, recurrence = reference.get(self._name).module, tiny.recurrence(self._name)
+        model = reference.adapted(module, head, recurrence=recurrence).model
         if self._name in REAL_HEADS and self._dice.random() < 0.3:
             model = with_head(self._name).model
         step = self._dice.choice((7, 2048))
@@ -189,7 +188,7 @@ class Sessions:
         return Decoder(model, strategy, sampling, observer=observe, prefill_step_size=step)
 
     def _strategy(self) -> Switching | WildClock:
-        small = kit.get(self._dice.choice(SMALL)).model
+        small = reference.get(self._dice.choice(SMALL)).model
         some: list[Proposer] = [
             WatchedProposer(MTPChain(), self._faults),
             WatchedProposer(
@@ -210,7 +209,7 @@ class Sessions:
         """One text, with caches looked at in the middle and in the end."""
         start = self._dice.randint(START, LENGTH // 2)
         count = self._dice.randint(1, LENGTH - start)
-        prompt, caches = self._text[:start], kit.stock_caches(self._name)
+        prompt, caches = self._text[:start], reference.stock_caches(self._name)
         raised, self._faults.raised = self._faults.raised, 0
         self._observed.clear()
         tokens: list[Token] = []
@@ -218,9 +217,9 @@ class Sessions:
             tokens.append(token)
             if self._dice.random() < 0.02:
                 decoder.settle()
-                kit.check_holds(self._name, caches, [*prompt, *kit.ids_of(tokens)])
-        assert kit.ids_of(tokens) == list(self._text[start : start + count])
-        kit.check_holds(self._name, caches, [*prompt, *kit.ids_of(tokens)])
+                reference.check_holds(self._name, caches, [*prompt, *reference.ids_of(tokens)])
+        assert reference.ids_of(tokens) == list(self._text[start : start + count])
+        reference.check_holds(self._name, caches, [*prompt, *reference.ids_of(tokens)])
         self._check_scores(start, tokens)
         assert len(set(strategy.failures)) == len(strategy.failures) == self._faults.raised
         self._faults.raised += raised
@@ -229,7 +228,7 @@ class Sessions:
 
     def _check_scores(self, start: int, tokens: Sequence[Token]) -> None:
         """Of every token: those of a cold prefill of the text, bit for bit."""
-        logits, _ = kit.cold(self._name, self._text)
-        want = kit.logprobs(logits)[start - 1 : start - 1 + len(tokens)]
+        logits, _ = reference.cold(self._name, self._text)
+        want = reference.logprobs(logits)[start - 1 : start - 1 + len(tokens)]
         found = mx.stack([token.logprobs for token in tokens])
         assert mx.abs(found - want).max().item() == 0.0

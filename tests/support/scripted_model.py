@@ -9,9 +9,7 @@ import mlx.core as mx
 
 from speculate import SpeculativeModel
 from speculate.protocols import Forward, Rollbackable
-from tests.support import reference as kit
-from tests.support import tiny
-from tests.support import tokenizers as words
+from tests.support import reference, tiny, tokenizers
 from tests.support.recording import PassingModel, said_at
 
 
@@ -20,7 +18,7 @@ class Saying(PassingModel):
     """Feeds a real model, caches and all, but says what a text says, row by row."""
 
     def __init__(self, text: list[int]) -> None:
-        super().__init__(kit.get("qwen3_5").model)
+        super().__init__(reference.get("qwen3_5").model)
         self._text = text
 
     def forward(
@@ -40,7 +38,7 @@ def saying(ids: list[int]) -> SpeculativeModel:
 
 def spelled(text: str) -> list[int]:
     """Ids of a text, longest token first, so that stop strings sit within and across tokens."""
-    known, ids = words.vocabulary(), []
+    known, ids = tokenizers.vocabulary(), []
     while text:
         word = max((w for w in known if text.startswith(w)), key=len)
         ids.append(known[word])

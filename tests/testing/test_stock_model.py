@@ -12,7 +12,7 @@ from speculate import SpeculativeModel
 from speculate.models.adapter import StockAdapter
 from speculate.protocols import Forward
 from speculate.testing import ContractError, ModelTests
-from tests.support import reference as kit
+from tests.support import reference
 
 
 class Louder(StockAdapter):
@@ -20,11 +20,11 @@ class Louder(StockAdapter):
 
     @property
     def vocab_size(self) -> int:
-        return kit.get("dense").model.vocab_size
+        return reference.get("dense").model.vocab_size
 
     @override
     def forward_stock(self, tokens: mx.array, cache: Sequence[object]) -> Forward:
-        out = kit.get("dense").model.forward(tokens, cache)
+        out = reference.get("dense").model.forward(tokens, cache)
         return Forward(out.logits * 1.01, out.hidden)
 
 
@@ -32,7 +32,7 @@ class Unsaid(ModelTests):
     """Says how to make the adapter and nothing else."""
 
     def make_model(self) -> SpeculativeModel:
-        return Louder(kit.get("dense").stock)
+        return Louder(reference.get("dense").stock)
 
 
 def test_a_forward_that_differs_is_found() -> None:

@@ -18,9 +18,7 @@ from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
 import speculate as sp
 from speculate.errors import OptionError, PromptError
 from speculate.text import DecoderOptions
-from tests.support import reference as kit
-from tests.support import tiny
-from tests.support import tokenizers as words
+from tests.support import reference, tiny, tokenizers
 from tests.support.scripted_model import saying
 
 FIELDS = ("text", "token", "prompt_tokens", "generation_tokens", "finish_reason")
@@ -33,19 +31,21 @@ def fields(responses: list[GenerationResponse]) -> list[tuple[object, ...]]:
 # As mlx-lm.
 
 
-@pytest.mark.parametrize("eos", [words.EOS_ID, 0, 3, 5])
+@pytest.mark.parametrize("eos", [tokenizers.EOS_ID, 0, 3, 5])
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_responses_are_mlx_lms(count: int, eos: int) -> None:
     """Also where the end of the text is its last token, or comes before."""
-    tiny_model = kit.get("dense")
-    ends = eos if eos == words.EOS_ID else kit.truth("dense", kit.PROMPT, 8)[eos]
-    tokenizer = words.wrapper(ends)
-    wanted = list(stock_stream(tiny_model.module, tokenizer, list(kit.PROMPT), max_tokens=count))
-    proposer = kit.scripted("dense", kit.PROMPT, 12, kit.always(2))
+    tiny_model = reference.get("dense")
+    ends = eos if eos == tokenizers.EOS_ID else reference.truth("dense", reference.PROMPT, 8)[eos]
+    tokenizer = tokenizers.wrapper(ends)
+    wanted = list(
+        stock_stream(tiny_model.module, tokenizer, list(reference.PROMPT), max_tokens=count)
+    )
+    proposer = reference.scripted("dense", reference.PROMPT, 12, reference.always(2))
     for strategy in (sp.Off(), sp.Fixed(proposer, 4)):
         found = list(
             sp.stream_generate(
-                tiny_model.model, tokenizer, kit.PROMPT, max_tokens=count, strategy=strategy
+                tiny_model.model, tokenizer, reference.PROMPT, max_tokens=count, strategy=strategy
             )
         )
         assert fields(found) == fields(wanted)
@@ -53,7 +53,7 @@ def test_responses_are_mlx_lms(count: int, eos: int) -> None:
             assert mx.array_equal(ours.logprobs, theirs.logprobs)
             assert min(ours.prompt_tps, ours.generation_tps, ours.peak_memory) > 0
         assert sp.generate(
-            tiny_model.model, tokenizer, kit.PROMPT, max_tokens=count, strategy=strategy
+            tiny_model.model, tokenizer, reference.PROMPT, max_tokens=count, strategy=strategy
         ) == "".join(r.text for r in wanted)
 
 
@@ -61,21 +61,21 @@ def test_responses_are_mlx_lms(count: int, eos: int) -> None:
 def test_letters_of_several_tokens(detokenizer: str) -> None:
     """A euro sign comes as three tokens, one of which may be the last that is allowed."""
     ids = [0, 58, 59, 60, 1, 56, 56, 58, 59, 60]
-    model, tokenizer = saying(ids), words.wrapper()
+    model, tokenizer = saying(ids), tokenizers.wrapper()
     if detokenizer == "naive":
-        tokenizer = TokenizerWrapper(words.fast_tokenizer(), NaiveStreamingDetokenizer)
+        tokenizer = TokenizerWrapper(tokenizers.fast_tokenizer(), NaiveStreamingDetokenizer)
     for count in range(1, len(ids) + 1):
         found = list(sp.stream_generate(model, tokenizer, [2], max_tokens=count))
-        assert "".join(r.text for r in found) == words.decoded(ids[:count])
+        assert "".join(r.text for r in found) == tokenizers.decoded(ids[:count])
     assert "".join(r.text for r in found) == "a€b  €"
 
 
 def test_accepted_drafts_are_reported() -> None:
-    proposer = kit.scripted("dense", kit.PROMPT, 12, kit.always(None))
+    proposer = reference.scripted("dense", reference.PROMPT, 12, reference.always(None))
     found = sp.stream_generate(
-        kit.get("dense").model,
-        words.wrapper(),
-        kit.PROMPT,
+        reference.get("dense").model,
+        tokenizers.wrapper(),
+        reference.PROMPT,
         max_tokens=8,
         strategy=sp.Fixed(proposer, 3),
     )
@@ -83,28 +83,30 @@ def test_accepted_drafts_are_reported() -> None:
 
 
 def test_prompts_are_text_ids_or_an_array() -> None:
-    model, tokenizer = kit.get("dense").model, words.wrapper()
+    model, tokenizer = reference.get("dense").model, tokenizers.wrapper()
     wanted = sp.generate(model, tokenizer, [0, 1, 2], max_tokens=5)
     assert sp.generate(model, tokenizer, "abc", max_tokens=5) == wanted
     assert sp.generate(model, tokenizer, mx.array([0, 1, 2]), max_tokens=5) == wanted
-    assert sp.generate(model, words.fast_tokenizer(), (0, 1, 2), max_tokens=5) == wanted
+    assert sp.generate(model, tokenizers.fast_tokenizer(), (0, 1, 2), max_tokens=5) == wanted
 
 
 def test_a_chat_template_makes_the_prompt_a_message() -> None:
-    bare = words.fast_tokenizer()
+    bare = tokenizers.fast_tokenizer()
     bare.chat_template = "{% for m in messages %}X{{ m['content'] }}Y{% endfor %}"
-    model, tokenizer = kit.get("dense").model, TokenizerWrapper(bare)
+    model, tokenizer = reference.get("dense").model, TokenizerWrapper(bare)
     wanted = sp.generate(model, tokenizer, "XabY", max_tokens=5)
     assert sp.generate(model, tokenizer, "ab", chat_template=True, max_tokens=5) == wanted
     with pytest.raises(OptionError, match="text"):
         sp.generate(model, tokenizer, [1, 2], chat_template=True)
     with pytest.raises(OptionError, match="no chat template"):
-        sp.generate(model, words.wrapper(), "ab", chat_template=True)
+        sp.generate(model, tokenizers.wrapper(), "ab", chat_template=True)
 
 
 def test_scores_can_be_read_in_another_thread() -> None:
     responses = list(
-        sp.stream_generate(kit.get("dense").model, words.wrapper(), kit.PROMPT, max_tokens=4)
+        sp.stream_generate(
+            reference.get("dense").model, tokenizers.wrapper(), reference.PROMPT, max_tokens=4
+        )
     )
     with ThreadPoolExecutor(1) as other:
         best = other.submit(lambda: [r.logprobs.argmax().item() for r in responses]).result()
@@ -112,10 +114,12 @@ def test_scores_can_be_read_in_another_thread() -> None:
 
 
 def test_verbose_prints_what_mlx_lm_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    tiny_model, tokenizer = kit.get("dense"), words.wrapper()
-    text = sp.generate(tiny_model.model, tokenizer, kit.PROMPT, max_tokens=6, verbose=True)
+    tiny_model, tokenizer = reference.get("dense"), tokenizers.wrapper()
+    text = sp.generate(tiny_model.model, tokenizer, reference.PROMPT, max_tokens=6, verbose=True)
     ours = capsys.readouterr().out.splitlines()
-    mlx_lm.generate(tiny_model.module, tokenizer, list(kit.PROMPT), max_tokens=6, verbose=True)
+    mlx_lm.generate(
+        tiny_model.module, tokenizer, list(reference.PROMPT), max_tokens=6, verbose=True
+    )
     theirs = capsys.readouterr().out.splitlines()
     assert ours[:-3] == theirs[:-3]
     assert text in "\n".join(ours)
@@ -133,10 +137,12 @@ def test_memory_is_wired_for_the_stock_model(monkeypatch: pytest.MonkeyPatch) ->
         heard.append("over")
 
     monkeypatch.setattr(sys.modules["mlx_lm.generate"], "wired_limit", wired_limit)
-    responses = sp.stream_generate(kit.get("dense").model, words.wrapper(), [1], max_tokens=2)
+    responses = sp.stream_generate(
+        reference.get("dense").model, tokenizers.wrapper(), [1], max_tokens=2
+    )
     assert heard == []
     next(responses)
-    assert heard[0] is kit.get("dense").module
+    assert heard[0] is reference.get("dense").module
     assert heard[1:] == [generation_stream]
     assert len(list(responses)) == 1
     assert heard[2:] == ["over"]
@@ -149,7 +155,7 @@ def test_options_are_the_decoders() -> None:
 
 
 def test_what_cannot_be_used_is_refused_at_once() -> None:
-    model, tokenizer = kit.get("dense").model, words.wrapper()
+    model, tokenizer = reference.get("dense").model, tokenizers.wrapper()
     with pytest.raises(OptionError, match="max_tokens"):
         sp.stream_generate(model, tokenizer, [1], max_tokens=0)
     with pytest.raises(OptionError, match="stop string"):
@@ -165,24 +171,28 @@ def test_what_cannot_be_used_is_refused_at_once() -> None:
 # The cache.
 
 
-@pytest.mark.parametrize("name", kit.PROMISED)
+@pytest.mark.parametrize("name", reference.PROMISED)
 def test_the_cache_is_back_with_the_last_response(name: str) -> None:
-    caches = kit.stock_caches(name)
+    caches = reference.stock_caches(name)
     responses = sp.stream_generate(
-        kit.get(name).model, words.wrapper(), kit.PROMPT, max_tokens=5, prompt_cache=caches
+        reference.get(name).model,
+        tokenizers.wrapper(),
+        reference.PROMPT,
+        max_tokens=5,
+        prompt_cache=caches,
     )
     found = [next(responses).token for _ in range(5)]
-    kit.check_holds(name, caches, [*kit.PROMPT, *found])
+    reference.check_holds(name, caches, [*reference.PROMPT, *found])
     assert list(responses) == []
 
 
 def test_closing_returns_it_as_well() -> None:
-    caches = kit.stock_caches("qwen3_5")
-    model, tokenizer = kit.get("qwen3_5").model, words.wrapper()
-    responses = sp.stream_generate(model, tokenizer, kit.PROMPT, prompt_cache=caches)
+    caches = reference.stock_caches("qwen3_5")
+    model, tokenizer = reference.get("qwen3_5").model, tokenizers.wrapper()
+    responses = sp.stream_generate(model, tokenizer, reference.PROMPT, prompt_cache=caches)
     found = [next(responses).token for _ in range(3)]
     responses.close()
-    kit.check_holds("qwen3_5", caches, [*kit.PROMPT, *found])
+    reference.check_holds("qwen3_5", caches, [*reference.PROMPT, *found])
 
 
 # mlx-lm's words for a draft model.
@@ -190,13 +200,18 @@ def test_closing_returns_it_as_well() -> None:
 
 @pytest.mark.parametrize("count", [None, 0, 2, 5])
 def test_a_draft_model_may_be_named_as_in_mlx_lm(count: int | None) -> None:
-    model, tokenizer = kit.get("qwen3_5").model, words.wrapper()
+    model, tokenizer = reference.get("qwen3_5").model, tokenizers.wrapper()
     found = list(
         sp.stream_generate(
-            model, tokenizer, kit.PROMPT, max_tokens=12, draft_model=model, num_draft_tokens=count
+            model,
+            tokenizer,
+            reference.PROMPT,
+            max_tokens=12,
+            draft_model=model,
+            num_draft_tokens=count,
         )
     )
-    assert [r.token for r in found] == kit.truth("qwen3_5", kit.PROMPT, 12)
+    assert [r.token for r in found] == reference.truth("qwen3_5", reference.PROMPT, 12)
     if count is not None:
         # The target drafts for itself, so that each of a round's drafts is accepted.
         rounds = [*([True] * count), False] * 12
@@ -204,7 +219,7 @@ def test_a_draft_model_may_be_named_as_in_mlx_lm(count: int | None) -> None:
 
 
 def test_a_draft_model_goes_without_a_strategy() -> None:
-    model, tokenizer = kit.get("dense").model, words.wrapper()
+    model, tokenizer = reference.get("dense").model, tokenizers.wrapper()
     with pytest.raises(OptionError, match=r"draft_model .*strategy=Fixed"):
         sp.generate(model, tokenizer, [1], draft_model=model, strategy=sp.Off())
     with pytest.raises(OptionError, match=r"num_draft_tokens .*draft_model.*strategy=Fixed"):

@@ -8,9 +8,7 @@ import pytest
 
 import speculate as sp
 from speculate.testing import ScriptedProposer
-from tests.support import reference as kit
-from tests.support import tiny
-from tests.support import tokenizers as words
+from tests.support import reference, tiny, tokenizers
 from tests.support.scripted_model import saying, spelled
 
 DEPTHS = (0, 1, 3, 5)
@@ -35,11 +33,11 @@ def test_the_text_is_cut_before_a_stop_string(
 ) -> None:
     ids = spelled(text)
     proposer = ScriptedProposer([2, *ids], vocab_size=tiny.VOCAB)
-    caches = kit.stock_caches("qwen3_5")
+    caches = reference.stock_caches("qwen3_5")
     found = list(
         sp.stream_generate(
             saying(ids),
-            words.wrapper(),
+            tokenizers.wrapper(),
             [2],
             strategy=sp.Fixed(proposer, depth),
             max_tokens=len(ids),
@@ -51,17 +49,17 @@ def test_the_text_is_cut_before_a_stop_string(
     assert [r.token for r in found] == ids[:used]
     assert [r.finish_reason for r in found[:-1]] == [None] * (len(found) - 1)
     assert found[-1].finish_reason == ("length" if used is None else "stop")
-    kit.check_holds("qwen3_5", caches, [2, *ids[:used]])
+    reference.check_holds("qwen3_5", caches, [2, *ids[:used]])
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_the_end_of_the_text_releases_what_was_held_back(depth: int) -> None:
-    ids = [*spelled("abst"), words.EOS_ID, 0, 0]
+    ids = [*spelled("abst"), tokenizers.EOS_ID, 0, 0]
     proposer = ScriptedProposer([2, *ids], vocab_size=tiny.VOCAB)
     found = list(
         sp.stream_generate(
             saying(ids),
-            words.wrapper(words.EOS_ID),
+            tokenizers.wrapper(tokenizers.EOS_ID),
             [2],
             strategy=sp.Fixed(proposer, depth),
             stop=["stop"],
@@ -69,13 +67,13 @@ def test_the_end_of_the_text_releases_what_was_held_back(depth: int) -> None:
     )
     assert "".join(r.text for r in found) == "abst"
     assert found[-1].finish_reason == "stop"
-    assert found[-1].token == words.EOS_ID
+    assert found[-1].token == tokenizers.EOS_ID
 
 
 def test_a_stop_string_that_the_detokenizer_held_back() -> None:
     """It waits with a space until it sees the next token, or that there is none."""
     found = list(
-        sp.stream_generate(saying([0, 56, 1]), words.wrapper(), [2], stop=" ", max_tokens=2)
+        sp.stream_generate(saying([0, 56, 1]), tokenizers.wrapper(), [2], stop=" ", max_tokens=2)
     )
     assert "".join(r.text for r in found) == "a"
     assert found[-1].finish_reason == "stop"
@@ -84,10 +82,10 @@ def test_a_stop_string_that_the_detokenizer_held_back() -> None:
 def test_where_it_is_cut_does_not_depend_on_who_drafts() -> None:
     ids = spelled("abstopxyzENDst")
     for stop, depth in product(("st", "topx", "zE", "Ds"), DEPTHS):
-        proposer = ScriptedProposer([2, *ids], kit.always("each"), vocab_size=tiny.VOCAB)
+        proposer = ScriptedProposer([2, *ids], reference.always("each"), vocab_size=tiny.VOCAB)
         text = sp.generate(
             saying(ids),
-            words.wrapper(),
+            tokenizers.wrapper(),
             [2],
             strategy=sp.Fixed(proposer, depth),
             max_tokens=len(ids),

@@ -50,7 +50,10 @@ def test_dense_models_give_what_mlx_lm_gives(draft: str, depth: int) -> None:
     theirs = list(stock_step(PROMPT, target, drafter, num_draft_tokens=depth, max_tokens=24))
     ours = list(
         speculative_generate_step(
-            PROMPT, reference.get("dense").stock, reference.get(draft).stock, num_draft_tokens=depth,
+            PROMPT,
+            reference.get("dense").stock,
+            reference.get(draft).stock,
+            num_draft_tokens=depth,
             max_tokens=24,
         )
     )  # fmt: skip

@@ -305,7 +305,8 @@ class CacheGroup:
             RewindError: No window is open. Nothing was changed.
         """
         by_member = self._fed_by_member()
-        fed = self.fed()
+        self._fed_tokens.truncate(max(by_member, default=0))
+        fed = self._fed_tokens.fed()
         if m < fed:
             surplus = self._surplus(self._fed_tokens.replay_length() + m, by_member)
             if surplus is None:

@@ -36,7 +36,7 @@ class BaseCache(Grouped, ABC):
     """
 
     _position: int = 0
-    """Position of the first row in the sequence. Not 0 only in a cache of rows that starts late."""
+    """Position of the first row in the sequence; not 0 in a cache that starts late."""
     _speculating: bool = False
     _undo: Callable[[], None] | None = None
 
@@ -58,7 +58,7 @@ class BaseCache(Grouped, ABC):
 
     @abstractmethod
     def move_out(self) -> object:
-        """Move the content into a cache of mlx-lm's own type and return it. Checked before."""
+        """Move the content into a cache of mlx-lm's own type and return it. `release` has checked it."""
 
     def is_trimmable(self) -> bool:
         return True

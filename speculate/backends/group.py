@@ -15,10 +15,10 @@ from speculate.errors import RewindError
 from speculate.protocols import Rollbackable
 
 RECORD_WINDOW: Final = 64
-"""Tokens that a speculating cache that records can always trim, if it was fed that many."""
+"""Tokens that a recording cache can always roll back, if it was fed that many."""
 
 MAX_MERGED_REPLAY: Final = 8
-"""From this many tokens on, a replay is a forward of its own and not the start of a block."""
+"""A replay of at least this many tokens is a forward of its own, not the start of a block."""
 
 CacheT = TypeVar("CacheT", bound=Rollbackable)
 
@@ -37,11 +37,11 @@ class Grouped:
         self._group = group
 
     def trim_rows(self, n: int, /) -> None:
-        """Drop the last `n` tokens, `n >= 1`, which every member of the group can."""
+        """Drop the last `n` tokens, `n >= 1`. Every member of the group was checked."""
         raise NotImplementedError
 
     def is_notified(self) -> bool:
-        """Return whether `begin_block` and the other two are called. Asked once per group."""
+        """Whether the group calls `begin_block`, `commit_block` and `abort_block`."""
         return True
 
     def begin_block(self) -> None:

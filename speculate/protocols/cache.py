@@ -33,7 +33,8 @@ class Rollbackable(Trimmable, Protocol):
     """A cache that records, while speculating, what it needs to roll back.
 
     Contract: between `start_speculation` and `stop_speculation` an exact `trim(n)` is possible
-    for every `n` up to the number of tokens fed since the start, and at least up to 64.
+    for every `n` up to 64 and up to the number of tokens fed since the start. A state whose layer
+    records nothing can be trimmed by whole blocks only.
     Contract: any mix of blocks, single steps and trims that ends at the same sequence leaves
     the same cache, bit for bit.
     """
@@ -53,9 +54,9 @@ class Rollbackable(Trimmable, Protocol):
     def checkpoint(self) -> Callable[[], None]:
         """Keep the current state by reference; calling the result restores it.
 
-        Restoring works however many tokens were fed since, as long as none from before the
-        checkpoint was trimmed, and drops all records. Nothing is copied; replaced arrays stay
-        alive with the checkpoint.
+        Restoring drops all records. It works after any number of fed tokens, unless tokens from
+        before the checkpoint were trimmed. Nothing is copied; replaced arrays stay alive with
+        the checkpoint.
         """
 
     def arrays(self) -> list[mx.array]:

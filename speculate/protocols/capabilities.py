@@ -1,4 +1,4 @@
-"""Optional capabilities of caches, proposers and strategies: each protocol says one thing."""
+"""Optional capabilities of caches, models, proposers and strategies, one protocol each."""
 
 from collections.abc import Callable, Sequence
 
@@ -123,10 +123,9 @@ class SupportsFreeDrafts(Proposer, Protocol):
 
 @runtime_checkable
 class SupportsBacklog(Proposer, Protocol):
-    """A proposer that feeds its backlog to its model only when it is asked for a draft again.
+    """A proposer that may feed committed tokens to its model later, with its next draft.
 
-    A strategy can then include the backlog in the cost of a draft. A proposer that is not asked
-    again never feeds its backlog.
+    A strategy can then include the backlog in the cost of a draft.
     """
 
     def backlog(self) -> int:

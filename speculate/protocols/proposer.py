@@ -34,7 +34,8 @@ DraftSampler = Callable[[mx.array, int], DraftToken]
 class Draft:
     """Drafted tokens that may follow the last token.
 
-    A draft cannot change the output, with one exception. Ids that the target does not have are
+    A draft cannot change the tokens of greedy and coupled decoding, nor the distribution of the
+    output in any mode, with one exception. Ids that the target does not have are
     rejected, and so is a token whose log-probabilities are not finite, do not sum to 1 or give
     it no probability. But the modes "rejection" and "block" verify drafts by these
     log-probabilities: a valid distribution that is not the one the token was drawn from biases

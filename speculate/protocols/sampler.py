@@ -37,7 +37,7 @@ class Sampler(Protocol):
     token drawn from the target's distribution takes its place.
 
     A round calls `choose` for the drafted tokens, if the proposer has logits, then `verify`, and
-    `keep` once it is known which tokens were emitted. A sequence may end without the last `keep`.
+    `commit` once it is known which tokens were emitted. A sequence may end before that.
     """
 
     @property

@@ -13,7 +13,11 @@ from typing import Final, Literal, final
 import attrs
 
 from speculate.protocols import Costs, Plan, Proposer, Round
-from speculate.strategies.acceptance import DECAY_INTERVAL_TOKENS, ProposerEstimate, share_priors
+from speculate.strategies.acceptance_rates import (
+    DECAY_INTERVAL_TOKENS,
+    ProposerEstimate,
+    share_priors,
+)
 from speculate.strategies.fixed import check_proposer
 from speculate.strategies.round_times import CostStore, RoundTimes, check_costs, context_bucket
 from speculate.validation import refuse, validated_choice, validated_flag

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from speculate.strategies.acceptance import (
+from speculate.strategies.acceptance_rates import (
     DECAY_INTERVAL_TOKENS,
     MIN_COPY_END_RATE,
     AcceptanceCurve,

@@ -8,7 +8,7 @@ import pytest
 
 from speculate import Adaptive
 from speculate.protocols import DraftScore, Forecast, Round
-from speculate.strategies.acceptance import (
+from speculate.strategies.acceptance_rates import (
     MIN_ONSET_AFTER_COPY,
     PRIOR_ACCEPTANCE,
     PRIOR_CORRELATION,

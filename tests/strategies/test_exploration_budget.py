@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from speculate.protocols import Round
-from speculate.strategies.acceptance import ProposerEstimate
+from speculate.strategies.acceptance_rates import ProposerEstimate
 from speculate.strategies.adaptive import (
     EXPLORATION_SHARE,
     INITIAL_BALANCE_STEPS,

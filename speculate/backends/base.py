@@ -58,7 +58,10 @@ class BaseCache(Grouped, ABC):
 
     @abstractmethod
     def move_out(self) -> object:
-        """Move the content into a cache of mlx-lm's own type and return it. `release` has checked it."""
+        """Move the content into a cache of mlx-lm's own type and return it.
+
+        `release` has checked that it can be moved.
+        """
 
     def is_trimmable(self) -> bool:
         return True

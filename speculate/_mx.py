@@ -79,6 +79,16 @@ def fingerprint(module: object) -> str:
     return digest.hexdigest()[:16]
 
 
+def clamped_ids(ids: mx.array, vocab_size: int) -> mx.array:
+    """Return uint32 ids with the last id of a vocabulary in place of those outside it.
+
+    MLX does not check the indices of an embedding: an id out of range may crash the process.
+    """
+    # As unsigned 64-bit integers, negative ids are large.
+    ids = ids if ids.dtype == mx.uint32 else ids.astype(mx.uint64)
+    return mx.minimum(ids, vocab_size - 1).astype(mx.uint32)
+
+
 def mlx_version() -> str:
     """Return the version of MLX."""
     found: str = mx.__version__  # type: ignore[attr-defined]  # not in its stubs

@@ -94,6 +94,12 @@ class Block:
                 f"the sampler {sampler} chose token {bonus}, which is not in the model's "
                 f"vocabulary of {size}"
             )
+        if self.verification.logits.shape[0] <= accepted:
+            rows = self.verification.logits.shape[0]
+            raise SpeculateError(
+                f"the sampler {sampler} accepted {accepted} drafts, and returned {rows} rows of "
+                "logits"
+            )
         self.accepted = accepted
         return [*to_ints(self.draft.tokens)[:accepted], bonus] if drafted else [bonus]
 

@@ -67,6 +67,7 @@ class DecoderConfig:
         strategy: Plans the proposer and the depth of each round.
         proposers: The strategy's proposers, kept at the same position in the sequence.
         sampler: Samples tokens and verifies drafts.
+        own_sampler: Whether the caller's code chooses the tokens, perhaps outside the vocabulary.
         observer: Called with every round.
         progress: Called during prefill with the tokens processed and their total.
         prefill_step_size: Tokens per prefill chunk.
@@ -78,6 +79,7 @@ class DecoderConfig:
     strategy: Strategy
     proposers: ProposerPool
     sampler: Sampler
+    own_sampler: bool = False
     observer: Observer | None = None
     progress: Callable[[int, int], None] | None = None
     prefill_step_size: int = 2048
@@ -131,8 +133,9 @@ def validated_plan(plan: object) -> Plan:
     if not isinstance(plan, Plan):
         kind = type(plan).__name__
         raise SpeculateError(f"the strategy's plan() returned a {kind}, not a Plan")
-    if plan.depth < 0:
-        raise SpeculateError(f"the strategy planned {plan.depth} drafts")
+    depth: object = plan.depth
+    if not isinstance(depth, int) or depth < 0:
+        raise SpeculateError(f"the strategy planned {depth!r} drafts")
     return plan
 
 

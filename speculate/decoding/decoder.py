@@ -131,6 +131,7 @@ class Decoder:
             strategy=strategy,
             proposers=ProposerPool(strategy, model),
             sampler=self._samplers.sampler(0),
+            own_sampler=not isinstance(chosen, Sampling),
             observer=validated_function("observer", observer),
             progress=validated_function("prompt_progress_callback", prompt_progress_callback),
             prefill_step_size=validated_integer("prefill_step_size", prefill_step_size, 1),

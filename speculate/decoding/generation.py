@@ -99,8 +99,8 @@ class Generation:
             block, self._ahead = self._ahead, None
             if block is None:
                 last_token = self._last_token()
-                block = Block(*self._next_plan())
-                block.draft = proposers.draft(block.plan, last_token, block.depth, sampler.choose)
+                block, last_id = Block(*self._next_plan()), self._text[-1]
+                block.draft = proposers.draft(block.plan, last_id, block.depth, sampler.choose)
                 block.out = target.forward(last_token, block.draft)
                 block.verification = sampler.verify(last_token, block.draft, block.out.logits[0])
                 target.submit(block)
@@ -329,8 +329,9 @@ class Generation:
 
     def _pause(self) -> None:
         self._keep_emitted()
-        if self._block is not None and self._block.emitted < self._block.length:
-            # The rest of the block is verified: it will be emitted, and fed with the next round.
+        block = self._block
+        if self.finished or (block is not None and block.emitted < block.length):
+            # Nothing follows, or the rest of the block, which was verified before.
             self._feed(self._text[self._committed :])
         elif self._ahead is None and self.pending is not None:
             self._ahead = self._plain_block(self._last_token(), Plan())

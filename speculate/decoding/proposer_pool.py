@@ -112,7 +112,7 @@ class ProposerPool:
         if failures:
             raise failures[0]
 
-    def draft(self, plan: Plan, last_token: mx.array, depth: int, choose: DraftSampler) -> Draft:
+    def draft(self, plan: Plan, last_token: int, depth: int, choose: DraftSampler) -> Draft:
         """Have the planned proposer draft, and validate the draft.
 
         Returns:
@@ -128,9 +128,13 @@ class ProposerPool:
             raise SpeculateError(f"the strategy planned {plan.depth} drafts without a proposer")
         if self.is_active(proposer):
             with self.isolating(proposer):
-                draft = proposer.propose(last_token, depth, choose)
+                # An array of its own: what the proposer writes into it reaches nobody else.
+                last = mx.array([last_token], dtype=mx.uint32)
+                draft = proposer.propose(last, depth, choose)
                 draft = validated_draft(proposer, draft, depth)
                 return in_range(draft, self._target.vocab_size) if draft.tokens.shape[0] else draft
+        if not any(proposer is one for one in self._strategy.proposers):
+            raise SpeculateError(f"the strategy planned {proposer!r}, which is not one of its own")
         return self.no_draft
 
     @contextmanager

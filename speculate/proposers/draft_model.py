@@ -200,6 +200,7 @@ class DraftModel:
 
     def _use(self, cache: list[Rollbackable]) -> None:
         """Work on these caches from now on, and record what is fed to them."""
+        self._group.stop()  # An open window keeps the caches alive.
         self._cache, self._group = cache, required_group(cache, "the draft model's")
         self._group.stop()
         self._group.start()

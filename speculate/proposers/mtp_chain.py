@@ -65,6 +65,7 @@ class MTPChain:
 
     def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         self._position = position
+        self._group.stop()  # An open window keeps the caches alive.
         self._cache = self._attached_head().make_cache(position)
         self._group = required_group(self._cache, "the head's")
         self._group.start()

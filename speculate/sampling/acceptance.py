@@ -10,6 +10,7 @@ import mlx.core as mx
 from typing_extensions import Protocol
 
 from speculate._mx import log_softmax
+from speculate.errors import SpeculateError
 from speculate.protocols import Draft, DraftToken, Verification
 from speculate.sampling.noise import gumbel, key, uniform
 from speculate.sampling.options import Mode
@@ -139,10 +140,22 @@ class CallablePicker(ExactMatch):
     def __init__(self, sampler: SamplerCallable) -> None:
         self._sampler = sampler
 
+    def __repr__(self) -> str:
+        return repr(self._sampler)
+
     def pick(self, logits: mx.array, positions: Sequence[int], /) -> mx.array:
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        rows = range(logits.shape[0])
-        return mx.concatenate([self._sampler(logprobs[row : row + 1]).reshape(1) for row in rows])
+        return mx.concatenate([self._draw(logprobs[row : row + 1]) for row in range(len(logprobs))])
+
+    def _draw(self, logprobs: mx.array) -> mx.array:
+        token: object = self._sampler(logprobs)
+        if not isinstance(token, mx.array):
+            found = type(token).__name__
+        elif token.size == 1 and mx.issubdtype(token.dtype, mx.integer):
+            return token.reshape(1)
+        else:
+            found = f"{token.shape} {token.dtype}"
+        raise SpeculateError(f"the sampler {self._sampler!r} returned {found}, not (1,) ids")
 
 
 class _SpeculativeSampling(ABC):

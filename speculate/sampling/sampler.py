@@ -8,6 +8,7 @@ from typing import cast, final
 
 import mlx.core as mx
 
+from speculate._mx import clamped_ids
 from speculate.errors import OptionError, SpeculateError
 from speculate.protocols import Draft, DraftToken, Sampler, Verification
 from speculate.sampling.acceptance import (
@@ -38,6 +39,9 @@ class TokenSampler:
         self._history = mx.zeros((0,), dtype=mx.uint32)
         self._position = 0
         self._stop_tokens: Collection[int] = ()
+
+    def __repr__(self) -> str:
+        return repr(self._rule)
 
     @property
     def supports_lookahead(self) -> bool:
@@ -129,7 +133,8 @@ class CheckedSampler:
         if choice.logprobs is not None:
             what = f"{what} array of log-probabilities"
             self._check(what, choice.logprobs, logits.shape, mx.floating)
-        return choice
+        # The proposer feeds the token to its model before anything can read it.
+        return DraftToken(clamped_ids(choice.token, logits.shape[-1]), choice.logprobs)
 
     def verify(self, last_token: mx.array, draft: Draft, logits: mx.array, /) -> Verification:
         verification = self._sampler.verify(last_token, draft, logits)

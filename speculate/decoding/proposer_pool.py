@@ -128,7 +128,7 @@ class ProposerPool:
             raise SpeculateError(f"the strategy planned {plan.depth} drafts without a proposer")
         if self.is_active(proposer):
             with self.isolating(proposer):
-                # An array of its own: what the proposer writes into it reaches nobody else.
+                # An array of its own, which the proposer may write into.
                 last = mx.array([last_token], dtype=mx.uint32)
                 draft = proposer.propose(last, depth, choose)
                 draft = validated_draft(proposer, draft, depth)

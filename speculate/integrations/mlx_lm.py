@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import cast, final
 
@@ -20,7 +20,7 @@ from speculate.errors import OptionError
 from speculate.loading import adapt
 from speculate.proposers.draft_model import DraftModel
 from speculate.proposers.mtp_chain import MTPChain
-from speculate.protocols import Rollbackable, SpeculativeModel, StockModel
+from speculate.protocols import Forward, MTPHead, Rollbackable, SpeculativeModel, StockModel
 from speculate.strategies.fixed import MAX_DEPTH, Fixed
 from speculate.validation import validated_integer
 
@@ -35,14 +35,24 @@ class IgnoreEOS:
     def __init__(self, model: StockModel | SpeculativeModel, name: str) -> None:
         adapted = adapt(cast(StockModel, model)) if isinstance(model, Module) else model
         check_model(adapted, name)
-        model = cast(SpeculativeModel, adapted)
-        self.vocab_size = model.vocab_size
+        self._model = model = cast(SpeculativeModel, adapted)
+        self.vocab_size: int = model.vocab_size
         self.eos_token_ids: frozenset[int] = frozenset()
-        self.head = model.head
-        self.vocabulary = model.vocabulary
-        self.make_cache = model.make_cache
-        self.adopt = model.adopt
-        self.forward = model.forward
+        self.head: MTPHead | None = model.head
+        self.vocabulary: Mapping[str, int] | None = model.vocabulary
+
+    def make_cache(
+        self, max_kv_size: int | None = None, *, position: int = 0
+    ) -> list[Rollbackable]:
+        return self._model.make_cache(max_kv_size, position=position)
+
+    def adopt(self, cache: Sequence[object], /) -> list[Rollbackable]:
+        return self._model.adopt(cache)
+
+    def forward(
+        self, tokens: mx.array, cache: Sequence[object], /, *, taps: Sequence[int] = ()
+    ) -> Forward:
+        return self._model.forward(tokens, cache, taps=taps)
 
 
 def split_prompt_cache(

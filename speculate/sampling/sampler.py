@@ -92,8 +92,9 @@ class TokenSampler:
                 break
             emitted.append(one.tokens)
             if cast(int, one.tokens.item()) in self._stop_tokens:
-                # The sequence ends here. No processor sees the bonus token, so any id will do.
+                # The sequence ends here. No processor sees the bonus token: any id and row will do.
                 emitted.append(one.tokens)
+                rows.append(rows[-1])
                 break
         accepted = mx.array(len(emitted) - 1, dtype=mx.int32)
         processed = mx.concatenate(rows)

@@ -79,14 +79,17 @@ def fingerprint(module: object) -> str:
     return digest.hexdigest()[:16]
 
 
+def unsigned_ids(ids: mx.array) -> mx.array:
+    """Return ids of any integer type as unsigned ones, in which negative ids are large."""
+    return ids if ids.dtype == mx.uint32 else ids.astype(mx.uint64)
+
+
 def clamped_ids(ids: mx.array, vocab_size: int) -> mx.array:
     """Return uint32 ids with the last id of a vocabulary in place of those outside it.
 
     MLX does not check the indices of an embedding: an id out of range may crash the process.
     """
-    # As unsigned 64-bit integers, negative ids are large.
-    ids = ids if ids.dtype == mx.uint32 else ids.astype(mx.uint64)
-    return mx.minimum(ids, vocab_size - 1).astype(mx.uint32)
+    return mx.minimum(unsigned_ids(ids), vocab_size - 1).astype(mx.uint32)
 
 
 def mlx_version() -> str:

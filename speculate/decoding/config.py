@@ -108,11 +108,16 @@ def check_model(model: object, name: str = "model") -> None:
         )
 
 
+def missing_members(part: object, protocol: type) -> list[str]:
+    """Return the names of a protocol's members that a part lacks, for errors."""
+    return sorted(get_protocol_members(protocol) - set(dir(part)))
+
+
 def check_strategy(strategy: object) -> None:
     """Raise `OptionError` for anything but a strategy whose proposers have names of their own."""
     if isinstance(strategy, type) or not isinstance(strategy, Strategy):
-        missing = ", ".join(sorted(get_protocol_members(Strategy) - set(dir(strategy))))
-        lacks = f", it lacks {missing}" if missing else ""
+        missing = missing_members(strategy, Strategy)
+        lacks = f", it lacks {', '.join(missing)}" if missing else ""
         raise OptionError(
             f"strategy must be an object such as Fixed(proposer, depth=3), got {strategy!r}: "
             f"{type(strategy).__name__} is not a strategy{lacks}"
@@ -185,9 +190,8 @@ def check_sampling(sampling: object, vocab_size: int) -> None:
     elif isinstance(sampling, type):
         raise OptionError(f"sampling: {sampling.__name__} is a class: pass an instance of it")
     elif not (sampling is None or isinstance(sampling, Sampler) or callable(sampling)):
-        members = sorted(get_protocol_members(Sampler))
-        missing = [name for name in members if not hasattr(sampling, name)]
-        if len(missing) < len(members):
+        missing = missing_members(sampling, Sampler)
+        if len(missing) < len(get_protocol_members(Sampler)):
             kind = type(sampling).__name__
             raise OptionError(f"sampling: {kind} is not a Sampler: it lacks {', '.join(missing)}")
         refuse("sampling", "a Sampling, such as Sampling(temperature=0.7), or a sampler", sampling)

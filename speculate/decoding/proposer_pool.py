@@ -8,6 +8,7 @@ from typing import final
 
 import mlx.core as mx
 
+from speculate._mx import clamped_ids, unsigned_ids
 from speculate.errors import SpeculateError
 from speculate.protocols import (
     Commit,
@@ -214,23 +215,21 @@ def _check_logprobs(name: str, draft: Draft) -> None:
 def in_range(draft: Draft, columns: int) -> Draft:
     """Clamp a draft to a model's vocabulary, and its distributions likewise.
 
-    MLX does not check embedding indices, and an id out of range could crash the process, so such
-    ids become the last id. A distribution's mass on ids from there on moves to the last id, so
-    that it remains the token's distribution. A token without a column in its distribution was
-    not sampled from it; its log-probabilities become NaN, which no sampler accepts.
+    Ids are clamped as by `clamped_ids`. A distribution's mass on ids from there on moves to the
+    last id, so that it remains the token's distribution. A token without a column in its
+    distribution was not sampled from it; its log-probabilities become NaN, which no sampler
+    accepts.
 
     Args:
         draft: At least one token, of any integer type.
         columns: Size of the model's vocabulary.
     """
-    tokens = draft.tokens
-    # As unsigned 64-bit integers, negative ids are large.
-    ids = tokens if tokens.dtype == mx.uint32 else tokens.astype(mx.uint64)
+    ids = unsigned_ids(draft.tokens)
     logprobs = [
         row if row is None else _over(row, ids[index], columns)
         for index, row in enumerate(draft.logprobs)
     ]
-    return Draft(mx.minimum(ids, columns - 1).astype(mx.uint32), logprobs, draft.survival)
+    return Draft(clamped_ids(ids, columns), logprobs, draft.survival)
 
 
 def _over(row: mx.array, id_: mx.array, columns: int) -> mx.array:

@@ -192,10 +192,11 @@ class TargetRunner:
 
     def forward(self, last_token: mx.array, draft: Draft) -> Forward:
         """Feed the last token `(1,)` and a draft after it in one forward."""
-        fed = last_token.astype(mx.uint32)
         if self._config.own_sampler:
             # Perhaps not read yet: `Block.read` raises if it is not in the vocabulary.
             fed = clamped_ids(last_token, self._config.model.vocab_size)
+        else:
+            fed = last_token.astype(mx.uint32)
         if draft.tokens.shape[0]:
             fed = mx.concatenate([fed, draft.tokens])
         return self._config.model.forward(fed[None], self._caches)

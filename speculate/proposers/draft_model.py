@@ -128,7 +128,10 @@ class DraftModel:
 
     def begin(self, position: int, history: Sequence[int] = (), /) -> None:
         if self._caller_cache is None:
-            self._use(self._draft.make_cache(position=position))
+            # Starts late unless all ids before are known: their rows have other positions.
+            known = position <= len(history)
+            self._use(self._draft.make_cache(position=0 if known else position))
+            lacking = position
         else:
             # A prompt that was fed and then abandoned is no part of the caller's caches.
             for restore in self._restore_prefill:
@@ -137,13 +140,10 @@ class DraftModel:
             self._trim_to(position)
             self._use(self._cache)
             self._restore_prefill = [cache.checkpoint() for cache in self._cache]
+            lacking = position - self._held()
         self._position = position
         self._backlog, self._in_flight = Backlog(), 0
-        lacking = position - (0 if self._caller_cache is None else self._held())
-        # Fed only if all of them are known: a cache that starts late has other positions.
         if 0 < lacking <= len(history):
-            if self._caller_cache is None:
-                self._use(self._draft.make_cache())
             self._backlog += clamp_ids(self._draft, list(history)[-lacking:])
 
     def position(self) -> int:

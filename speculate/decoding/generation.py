@@ -331,7 +331,7 @@ class Generation:
         self._keep_emitted()
         block = self._block
         if self.finished or (block is not None and block.emitted < block.length):
-            # Nothing follows, or the rest of the block, which was verified before.
+            # At most the rest of this block follows, which is verified already.
             self._feed(self._text[self._committed :])
         elif self._ahead is None and self.pending is not None:
             self._ahead = self._plain_block(self._last_token(), Plan())
